@@ -121,13 +121,13 @@ class World:
         self.topics = dict(topics or {})
         self._counted: Mapping[str, int] = {}
         self.settings = GroupSettings(**settings)
-        self.told: dict[str, GroupConfig] = {}
+        self.configs: dict[str, GroupConfig] = {}
         self.groups = self.open()
 
     def open(self) -> Groups:
         groups = Groups(
             self.settings, self.clock, self.timers, self.journal.begin, self._counts,
-            lambda group_id: self.told.get(group_id, DEFAULTS),
+            lambda group_id: self.configs.get(group_id, DEFAULTS),
         )  # fmt: skip
         groups.load(self.journal.items)
         return groups

@@ -166,7 +166,7 @@ async def test_a_consumer_group_is_told_its_session_and_how_often_its_members_ar
 
 def test_the_session_of_a_member_of_a_consumer_group_is_as_long_as_the_group_was_told() -> None:
     world = GroupWorld({"t": 1})
-    world.told["g"] = GroupConfig(consumer_session_timeout_ms=60_000)
+    world.configs["g"] = GroupConfig(consumer_session_timeout_ms=60_000)
     for group in ("g", "other"):
         world.groups.heartbeat(group, Heartbeat(member_id="m", epoch=0, topics=frozenset({"t"})))
     world.timers.advance(50)

@@ -1,7 +1,6 @@
-"""Who reads which partition: pure functions from subscriptions to assignments.
+"""Assignors: pure, deterministic functions from subscriptions to assignments.
 
-Both are deterministic and look at nothing but their arguments. `held` is who has what now: uniform
-moves as little as balance allows, range does not care.
+`held` is the present assignment. The uniform assignor moves as few partitions as balance allows; range ignores it.
 """
 
 from bisect import insort
@@ -16,8 +15,8 @@ Assignor = Callable[[Subscriptions, Mapping[str, int], Mapping[str, set[TopicPar
 def assign_range(
     subscriptions: Subscriptions, partitions: Mapping[str, int], held: Mapping[str, set[TopicPartition]]
 ) -> Assignment:
-    """Per topic, in order of member id: equal runs of neighbouring partitions, so that topics with the
-    same keys and as many partitions meet at the same member."""
+    """Per topic, in order of member id: equal ranges of adjacent partitions. Topics with the same keys and the same
+    number of partitions are thus co-partitioned."""
     result: Assignment = {member: set() for member in subscriptions}
     for topic, readers in sorted(_readers(subscriptions, partitions).items()):
         if not readers:
@@ -34,7 +33,7 @@ def assign_range(
 def assign_uniform(
     subscriptions: Subscriptions, partitions: Mapping[str, int], held: Mapping[str, set[TopicPartition]]
 ) -> Assignment:
-    """As equal as subscriptions allow, and with as few moves from what is held as that takes."""
+    """As balanced as the subscriptions allow, with as few moves as possible."""
     result: Assignment = {member: set() for member in subscriptions}
     everything = [(topic, number) for topic in sorted(partitions) for number in range(partitions[topic])]
     owner: dict[TopicPartition, str] = {}
@@ -53,7 +52,7 @@ def assign_uniform(
 
 
 def _readers(subscriptions: Subscriptions, partitions: Mapping[str, int]) -> dict[str, list[str]]:
-    """Of each topic, in order."""
+    """The subscribed members of each topic, in order."""
     readers: dict[str, list[str]] = {topic: [] for topic in partitions}
     for member in sorted(subscriptions):
         for topic in subscriptions[member]:
@@ -63,8 +62,8 @@ def _readers(subscriptions: Subscriptions, partitions: Mapping[str, int]) -> dic
 
 
 def _level(result: Assignment, readers: Mapping[str, list[str]]) -> None:
-    """Move single partitions, always from the fullest member that can give one, until it is level."""
-    ordered = {member: sorted(held) for member, held in result.items()}  # once: there may be thousands to move
+    """Balance by moving single partitions, always from the fullest member that can give one."""
+    ordered = {member: sorted(held) for member, held in result.items()}  # sorted once: there may be thousands of moves
     while _move_one(ordered, readers):
         pass
     result.update({member: set(held) for member, held in ordered.items()})
@@ -74,7 +73,7 @@ def _move_one(ordered: dict[str, list[TopicPartition]], readers: Mapping[str, li
     sizes = {member: len(held) for member, held in ordered.items()}
     if not sizes or max(sizes.values()) - min(sizes.values()) < 2:
         return False
-    least: dict[str, str] = {}  # of the readers of a topic
+    least: dict[str, str] = {}  # topic -> its subscriber with the fewest partitions
     for full in sorted(ordered, key=lambda member: (-sizes[member], member)):
         held = ordered[full]
         for at in range(len(held) - 1, -1, -1):

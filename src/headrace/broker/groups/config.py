@@ -1,5 +1,4 @@
-"""What a share group, or one of the new consumer protocol, can be told about itself; what it was not told is as in
-Kafka, and so are the bounds."""
+"""Configuration of single groups (share groups and consumer groups). Defaults and bounds are Kafka's."""
 
 import re
 from collections.abc import Mapping
@@ -29,22 +28,24 @@ BOUNDS = {
 
 
 class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Of a share group, but for the two of consumer groups."""
+    """Settings of a share group; the two `consumer_*` settings are for consumer groups."""
 
-    start: str = LATEST  # on partitions that the group has not read yet; or by_duration:PT1H, that long ago
+    start: str = (
+        LATEST  # on partitions that the group has not read yet: latest, earliest, or by_duration:PT1H (an hour ago)
+    )
     isolation: str = READ_UNCOMMITTED
     lock_ms: int = 30_000
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 5_000
     attempts_max: int = 5
-    locks_max: int = 2_000  # records out at once, per partition
-    renews: bool = True  # locks, when who has them asks
+    locks_max: int = 2_000  # acquired records per partition
+    renews: bool = True  # members may renew their locks
     consumer_session_timeout_ms: int = 45_000
     consumer_heartbeat_interval_ms: int = 5_000
 
     @property
     def start_age_ms(self) -> int | None:
-        """How long ago the group begins, if it was told that."""
+        """The age of `by_duration:`, or None."""
         return _age_ms(self.start) if self.start.startswith(BY_DURATION) else None
 
     @property
@@ -52,7 +53,7 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return self.isolation == READ_COMMITTED
 
     def changed(self, values: Mapping[str, Any]) -> "GroupConfig":
-        """None is what holds by itself."""
+        """A copy with other values; None resets a setting to its default."""
         given = {name: getattr(DEFAULTS, name) if value is None else value for name, value in values.items()}
         for name, value in given.items():
             least, most = BOUNDS.get(name, (None, None))
@@ -79,6 +80,6 @@ def encode(settings: GroupConfig) -> bytes:
 
 
 def decode(saved: bytes) -> GroupConfig:
-    if saved in (b"earliest", b"latest"):  # all that there was to be told, once
+    if saved in (b"earliest", b"latest"):  # the format of the first versions
         return GroupConfig(start=saved.decode())
     return msgspec.msgpack.decode(saved, type=GroupConfig)

@@ -1,4 +1,4 @@
-"""All groups of the broker: which protocol each speaks, what they committed, and what outlives a restart."""
+"""The group coordinator: all consumer groups of the broker, the protocol of each, and their committed offsets."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -50,7 +50,7 @@ class SavedMember(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SavedGroup(msgspec.Struct, frozen=True, array_like=True):
-    """A classic group at the end of a rebalance, so that its members need not notice a restart."""
+    """A classic group after a rebalance, saved so that its members do not notice a restart."""
 
     generation: int
     protocol_type: str
@@ -63,11 +63,11 @@ class Listed(NamedTuple):
     group_id: str
     protocol_type: str
     state: str
-    kind: str  # classic, consumer or share, as Kafka's tools print them
+    kind: str  # classic, consumer or share, as Kafka's tools print it
 
 
 class Groups:
-    """The registry. Owned by the broker; every method runs on the owner thread."""
+    """The registry of groups. Owned by the broker; every method runs on the event loop's thread."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class Groups:
         timers: Timers,
         begin: Callable[[], StagedEntry],
         topics: Callable[[], Mapping[str, int]],
-        told: Callable[[str], GroupConfig] = lambda group_id: DEFAULTS,
+        config_of: Callable[[str], GroupConfig] = lambda group_id: DEFAULTS,
         room: MemberBudget | None = None,
     ) -> None:
         self.settings = settings
-        self.told = told  # by group, what it was told about itself
+        self.config_of = config_of  # the configuration of a group, by id
         self.room = room or MemberBudget(settings.members_bytes_max)
         self.offsets = OffsetStore(begin)
         self._consumers = ConsumerStore(begin)
@@ -125,7 +125,7 @@ class Groups:
             )
 
     def _restored_consumer(self, group_id: str) -> ConsumerGroup:
-        """A crash may come before the classic group that it was is deleted."""
+        """A crash may have happened before the classic group that it replaced was deleted."""
         before = self._groups.get(group_id)
         if before is not None:
             before.close()
@@ -133,7 +133,7 @@ class Groups:
         return self._new_consumer(group_id)
 
     def _save(self, group: ClassicGroup) -> None:
-        """Nobody waits for it: a group that a crash forgets is joined again."""
+        """Not awaited: after a crash that loses it, the members simply join again."""
         saved = SavedGroup(
             group.generation,
             group.protocol_type,
@@ -152,7 +152,7 @@ class Groups:
                 )
                 for member in group.members.values()
             ]
-            if group.state is GroupState.STABLE  # else nobody is assigned anything: all join again
+            if group.state is GroupState.STABLE  # otherwise there is no assignment yet, and all members join again
             else [],
         )
         self._stage(lambda entry: entry.put(GROUPS, group.group_id.encode(), msgspec.msgpack.encode(saved)))
@@ -163,13 +163,13 @@ class Groups:
         try:
             entry.commit()
         except HeadraceError:
-            pass  # the disk's failure is told to whoever waits for it
+            pass  # callers that wait for durability get the disk's error
 
     # Finding.
 
     def join(self, group_id: str, join: Join, answer: JoinAnswer) -> None:
-        """Of a classic member. The group is made if it is new or an empty one of the other protocol; one that is
-        refused makes none."""
+        """Join a classic member. Creates the group if it is new, or replaces an empty group of the other protocol. A
+        refused join creates no group."""
         check_group_id(group_id)
         group = self._groups.get(group_id)
         if isinstance(group, ClassicGroup) or (group is not None and group.members):
@@ -177,7 +177,7 @@ class Groups:
             return
         made = self._make_classic(group_id)
         made.join(join, answer)
-        if made.has_anybody:
+        if made.is_in_use:
             self._consumers.forget(group_id)
             self._groups[group_id] = made
 
@@ -197,25 +197,26 @@ class Groups:
         return ClassicGroup(group_id, self.settings, self._clock, self._timers, self.room, self._save)
 
     def heartbeat(self, group_id: str, beat: Heartbeat) -> consumer.Answer:
-        """Of a member of the new protocol. The first that joins a classic group makes it one of the new; one that is
-        refused makes none."""
+        """Process a heartbeat of the consumer protocol (KIP-848). The first such member of a classic group converts the
+        group. A refused heartbeat creates no group."""
         check_group_id(group_id)
         before = self._groups.get(group_id)
         if isinstance(before, ConsumerGroup):
             return before.heartbeat(beat)
         if beat.epoch != JOIN_EPOCH:
-            # Kafka says that there is no such group, which ends a Java consumer that was only late: it may join again.
-            raise UnknownMember(f"group {group_id!r} is not one of the new protocol, or not any more")
+            # Kafka answers GROUP_ID_NOT_FOUND, which stops a Java consumer that was merely late; this error lets it
+            # rejoin.
+            raise UnknownMember(f"group {group_id!r} does not use the consumer protocol")
         group = self._make_consumer(group_id)
         try:
             if before is not None and before.members:
-                before.give_room()
+                before.release_memory()
                 classic_members.host(before, group, self.settings)
             answer = group.heartbeat(beat)
         except HeadraceError:
             group.close()
             if before is not None:
-                before.take_room()
+                before.reclaim_memory()
             raise
         self._groups[group_id] = group
         if before is not None:
@@ -252,7 +253,7 @@ class Groups:
             self._topics,
             self.room,
             self._consumer_changed,
-            self.told,
+            self.config_of,
         )
 
     def _consumer_changed(self, group: ConsumerGroup) -> None:
@@ -266,7 +267,7 @@ class Groups:
         self._save(classic)
 
     def when_kept(self, group_id: str, answer: Answer) -> None:
-        """For a group of the new protocol: before its members are told of a change, it is durable."""
+        """Call `answer` once the group's state is durable: members must not learn of a change before that."""
         self._consumers.when_kept(group_id, answer)
 
     def known_classic(self, group_id: str) -> ClassicGroup | ClassicMembers:
@@ -305,7 +306,7 @@ class Groups:
         *,
         transactional: bool = False,
     ) -> None:
-        """Raises unless the member may commit now. A group nobody knows is committed to by nobody."""
+        """Raise unless the member may commit now. Members of an unknown group may not."""
         group = self._groups.get(group_id)
         if isinstance(group, ClassicGroup):
             group.check_commit(member_id, instance_id, generation, transactional=transactional)
@@ -317,16 +318,16 @@ class Groups:
             raise IllegalGeneration(f"group {group_id!r} has no members")
 
     def commit(self, entries: list[Committed], answer: Answer) -> None:
-        """Of one group, already checked."""
+        """Commit offsets of one group; check_commit() comes first."""
         for entry in entries:
             if len(entry.metadata) > self.settings.offset_metadata_bytes_max:
-                raise OffsetMetadataTooLarge(f"{len(entry.metadata)} characters beside an offset")
+                raise OffsetMetadataTooLarge(f"offset metadata of {len(entry.metadata)} characters")
         self.offsets.commit(entries, answer)
 
     # Deleting.
 
     def delete(self, group_id: str, answer: Answer) -> None:
-        if not self.exists(group_id):  # one without a name may have offsets
+        if not self.exists(group_id):  # a group with an empty name may have offsets
             raise GroupNotFound(group_id)
         group = self._groups.get(group_id)
         if group is not None and group.members:
@@ -339,7 +340,7 @@ class Groups:
         self.offsets.delete(group_id, list(self.offsets.of(group_id)), answer)
 
     def topic_deleted(self, topic: str) -> None:
-        """Offsets of a topic that is gone mean nothing to one that may come."""
+        """Delete the topic's committed offsets: they mean nothing for a later topic of the same name."""
         for group_id in list(self.offsets.groups()):
             gone = [which for which in self.offsets.of(group_id) if which[0] == topic]
             if gone:
@@ -355,7 +356,7 @@ class Groups:
         for group_id in [*self._groups, *self.offsets.groups()]:
             group = self._groups.get(group_id)
             offsets = self.offsets.of(group_id)
-            # One that has committed nothing has nothing to keep, and is in the way of one of another kind.
+            # A group without offsets has nothing to keep, and its name blocks groups of other types.
             kept_since_ms = horizon_ms if offsets else now_ms - EMPTY_MS_MAX
             if group is not None and (group.members or group.empty_since_ms > kept_since_ms):
                 continue
@@ -368,4 +369,4 @@ class Groups:
 
 def check_group_id(group_id: str) -> None:
     if not group_id or len(group_id) > GROUP_ID_BYTES_MAX or "\0" in group_id:
-        raise InvalidGroupId("a group needs a name")
+        raise InvalidGroupId("the group id is empty, too long or contains NUL")

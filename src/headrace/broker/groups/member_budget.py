@@ -1,6 +1,7 @@
-"""Room for members: what those of all groups together may bring and have the broker keep for them.
+"""A memory budget for the members of all groups together.
 
-One request is bounded, and so is one group; but groups cost nothing, and a member stays as long as it is heard of.
+Single requests and single groups are bounded, but a client can create any number of groups, and members stay while
+they send heartbeats.
 """
 
 import logging
@@ -12,11 +13,11 @@ from headrace.errors import MembersFull
 
 logger = logging.getLogger("headrace.broker")
 
-MEMBER_BYTES = 2000  # of one that says nothing: itself, its timer, the names of its client
-NAME_BYTES = 100  # of a topic that it names, or is assigned, besides the characters
-ASSIGNED_TOPIC_BYTES = 600  # of a topic in the assignment of a group of the new protocol, besides the characters
-ASSIGNED_BYTES = 250  # of each of its partitions: in the target, with a member, as it was saved
-COPIES = 2  # the member's own, and the one in the journal's state
+MEMBER_BYTES = 2000  # a member without subscriptions: the object, its timer, its client's names
+NAME_BYTES = 100  # per subscribed or assigned topic, plus the characters of its name
+ASSIGNED_TOPIC_BYTES = 600  # per topic in a consumer group's assignment, plus the characters of its name
+ASSIGNED_BYTES = 250  # per assigned partition: in the target, at the member, and in the saved state
+COPIES = 2  # in the member and in the state store
 
 
 class MemberMemory(Protocol):
@@ -24,8 +25,8 @@ class MemberMemory(Protocol):
 
 
 class MemberBudget:
-    """One of a broker, also as a holder of memory (see pressure.Holder) which is full rather than asked: whoever lost
-    a member would have to say all that again."""
+    """One per broker. The memory manager counts it (see pressure.Reclaimable) but cannot shrink it: evicted members
+    would only join again. A full budget refuses new members instead."""
 
     name = "group_members"
     patience_s = 0.0
@@ -42,16 +43,16 @@ class MemberBudget:
         return 0
 
     def check(self, more_bytes: int) -> None:
-        """Raises MembersFull if so much more is too much. Less is always taken."""
+        """Raise MembersFull if `more_bytes` exceed the budget. Shrinking is always allowed."""
         if more_bytes <= 0 or self._held_bytes + more_bytes <= self.bytes_max:
             return
         if not self._is_full:
             self._is_full = True
-            logger.warning("members of groups hold %d bytes: no others are taken", self._held_bytes)
-        raise MembersFull(f"members of groups hold {self._held_bytes:,} bytes, of {self.bytes_max:,} at most")
+            logger.warning("group members use %d bytes: new members are refused", self._held_bytes)
+        raise MembersFull(f"group members use {self._held_bytes:,} bytes; the limit is {self.bytes_max:,}")
 
     def keep(self, one: MemberMemory, size: int) -> None:
-        """From now on `one` takes so much: as checked before, or as a restart found it."""
+        """Account `size` bytes to `one`. check() came first, except when a restart restores members."""
         self.take(size - one.kept_bytes)
         one.kept_bytes = size
 
@@ -71,5 +72,5 @@ def topics_bytes(topics: Iterable[str]) -> int:
 
 
 def assigned_bytes(partitions: Mapping[str, int]) -> int:
-    """Of topics, with how many partitions each has, that a group of the new protocol reads."""
+    """Memory of a consumer group's assignment, from its topics and their numbers of partitions."""
     return sum(ASSIGNED_TOPIC_BYTES + COPIES * len(name) + ASSIGNED_BYTES * count for name, count in partitions.items())

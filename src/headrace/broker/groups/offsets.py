@@ -1,4 +1,4 @@
-"""Offsets that groups have committed. Durable before they are answered, and seen only then."""
+"""Committed offsets of groups. A commit becomes visible and is answered only after it is durable."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
@@ -13,7 +13,7 @@ Answer = Callable[[HeadraceError | None], None]
 
 
 class Committed(msgspec.Struct, frozen=True, array_like=True):
-    """log_id tells a topic from a later one of the same name, whose offsets mean something else."""
+    """One committed offset. log_id distinguishes a topic from a later one with the same name."""
 
     group: str
     topic: str
@@ -26,7 +26,7 @@ class Committed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Entry(Protocol):
-    """A journal entry in the making: the part of log.shard.Group used here."""
+    """A journal entry under construction: the part of log.commit.AtomicGroup that is used here."""
 
     def put(self, table: str, key: bytes, value: bytes) -> object: ...
     def delete(self, table: str, key: bytes) -> object: ...
@@ -47,19 +47,19 @@ def offset_key(group: str, topic: str, partition: int) -> bytes:
 
 
 class OffsetStore:
-    """Owned by the broker's Groups. What is in memory is what a crash would leave."""
+    """Owned by Groups. Memory holds exactly what would survive a crash."""
 
     def __init__(self, begin: Callable[[], StagedEntry]) -> None:
         self._begin = begin
         self._groups: dict[str, dict[TopicPartition, Committed]] = {}
-        self._under_way: dict[str, Ticket] = {}  # by group, the last change that is not durable yet
+        self._under_way: dict[str, Ticket] = {}  # group -> its last change that is not durable yet
 
     def load(self, items: Iterable[tuple[bytes, bytes]]) -> None:
         for _, value in items:
             self.apply([msgspec.msgpack.decode(value, type=Committed)])
 
     def commit(self, entries: list[Committed], answer: Answer) -> None:
-        """answer(None) once the entries are durable, answer(error) if they are not."""
+        """Call answer(None) once the entries are durable, or answer(error)."""
         staged = self._begin()
         self.stage(staged, entries)
 
@@ -85,13 +85,13 @@ class OffsetStore:
         ticket.add_callback(ended)
 
     def when_seen(self, group: str, then: Callable[[], None]) -> None:
-        """Calls `then` when what was committed before this call can be seen, which may be at once: a client that
-        asks behind its own commit, without waiting for the answer, means what it committed."""
+        """Call `then` once all earlier commits of the group are visible, possibly at once. A client that pipelines a
+        fetch after its own commit expects to see that commit."""
         ticket = self._under_way.get(group)
         then() if ticket is None else ticket.add_callback(lambda _: then())
 
     def stage(self, entry: Entry, entries: list[Committed]) -> None:
-        """Make the entries part of a journal entry; apply() them when it is durable."""
+        """Add the entries to a journal entry; the caller calls apply() when it is durable."""
         encode = msgspec.msgpack.encode
         for one in entries:
             entry.put(OFFSETS, offset_key(one.group, one.topic, one.partition), encode(one))

@@ -1,4 +1,4 @@
-"""Topic patterns of subscriptions: Kafka's brokers use RE2 for them as well."""
+"""Regular expressions in subscriptions. They use RE2, as in Kafka's broker."""
 
 from collections.abc import Callable, Mapping
 
@@ -6,24 +6,24 @@ from headrace.broker.access import regex
 from headrace.errors import InvalidPattern
 
 PATTERN_CHARACTERS_MAX = 512
-PATTERNS_MAX = 100  # of which is known what they match
+PATTERNS_MAX = 100  # whose matches are cached
 
 
 def compile_pattern(pattern: str) -> regex.Pattern:
     if len(pattern) > PATTERN_CHARACTERS_MAX:
-        raise InvalidPattern(f"a pattern of {len(pattern)} characters")
+        raise InvalidPattern(f"a pattern of {len(pattern)} characters; at most {PATTERN_CHARACTERS_MAX} are allowed")
     return regex.compile_pattern(pattern)
 
 
 class Matches:
-    """Which topics patterns match. Members mostly say the same pattern, and topics seldom change: it is tried once.
+    """A cache of the topics that patterns match: most members use the same pattern, and topics seldom change.
 
-    `topics` is the same object as long as none comes, goes or grows.
+    `topics` returns the same object until a topic is created, deleted or gets more partitions.
     """
 
     def __init__(self, topics: Callable[[], Mapping[str, int]]) -> None:
         self._topics = topics
-        self._found: dict[str, frozenset[str]] = {}  # by pattern, of the topics in _found_in
+        self._found: dict[str, frozenset[str]] = {}  # pattern -> matching topics of _found_in
         self._found_in: Mapping[str, int] | None = None
 
     def of(self, pattern: str) -> frozenset[str]:
@@ -37,6 +37,6 @@ class Matches:
         return found
 
     def readable(self, pattern: str, may_read: Callable[[str], bool] | None) -> frozenset[str]:
-        """Those that whoever said the pattern may read."""
+        """The matching topics that the member may read."""
         matching = self.of(pattern)
         return matching if may_read is None else frozenset(topic for topic in matching if may_read(topic))

@@ -1,4 +1,4 @@
-"""What a group needs of an event loop, so that tests can hold time still; and that loop, made to forgive a pause."""
+"""Timers of groups: a small interface, so that tests control time, and timers that tolerate a stalled process."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -10,20 +10,23 @@ class Timer(Protocol):
 
 class Timers(Protocol):
     def call_later(self, delay: float, callback: Callable[[], object], /) -> Timer:
-        """As asyncio's loop does it: callback on the owner thread after delay seconds."""
+        """Call back on the event loop's thread after `delay` seconds, as asyncio does."""
 
 
 class Loop(Timers, Protocol):
     def time(self) -> float: ...
 
 
-LATE_S = 1.0  # a timer that fires so late was not kept from it by work: the process, or the machine, stood still
-FORGIVEN_S = 1.0  # enough for what clients said meanwhile to be read, and for what they could not send to come
+LATE_S = 1.0  # a timer this late was not delayed by work: the process or the machine was stopped
+FORGIVEN_S = 1.0  # enough to read the requests that arrived meanwhile, and for clients to send delayed ones
 
 
 class ForgivingTimers:
-    """The loop's, save that those which fire late because we stood still fire a moment later. A loop that goes on runs
-    its timers before it reads a byte, and would take its own pause for the silence of every member."""
+    """The event loop's timers, except that a timer which is late because the process was stopped fires a moment later.
+
+    After a stop, the event loop runs its timers before it reads from sockets, so it would take its own pause for the
+    silence of every member.
+    """
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop

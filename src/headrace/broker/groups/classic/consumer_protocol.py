@@ -1,8 +1,8 @@
-"""What consumers put into the classic protocol: a subscription for the leader, an assignment from it.
+"""Kafka's ConsumerProtocol: the subscription and assignment that consumers embed in the classic group protocol.
 
-To a classic group these are bytes that pass. Here they are read and written because a group of the new protocol that
-hosts classic members assigns to them in place of a leader. Both begin with a version; one that we do not know is
-read as the last that we do, which is how Kafka means it.
+A classic group passes these bytes on unread. They are decoded here because a KIP-848 group that hosts classic members
+assigns partitions to them in place of a leader. Both begin with a version; an unknown version is read as the newest
+known one, as Kafka specifies.
 """
 
 import struct
@@ -12,15 +12,15 @@ from typing import NamedTuple
 from headrace.broker.groups.assign import TopicPartition
 from headrace.errors import InconsistentProtocol
 
-CONSUMER = "consumer"  # the protocol type under which members speak of these
+CONSUMER = "consumer"  # the protocol type of groups that use this format
 VERSION_MAX = 3
-OWNED_FROM, GENERATION_FROM, RACK_FROM = 1, 2, 3  # versions of the subscription
+OWNED_FROM, GENERATION_FROM, RACK_FROM = 1, 2, 3  # versions that added a field to the subscription
 
 
 class Subscription(NamedTuple):
     version: int
     topics: frozenset[str]
-    owned: frozenset[TopicPartition]  # of a cooperative member: the others give up everything before they join
+    owned: frozenset[TopicPartition]  # of cooperative members; others give up everything before they join
     rack_id: str | None
 
 
@@ -34,7 +34,7 @@ def decode_subscription(data: bytes) -> Subscription:
     version = reader.version()
     topics = frozenset(reader.text() for _ in range(reader.count()))
     reader.data()
-    # Some clients say version 1 and end here, as if it were 0.
+    # Some clients send version 1 but end here, as in version 0.
     owned = reader.partitions() if version >= OWNED_FROM and reader.left else frozenset()
     if version >= GENERATION_FROM:
         reader.number(">i")
@@ -43,7 +43,7 @@ def decode_subscription(data: bytes) -> Subscription:
 
 
 def decode_assignment(data: bytes) -> Assigned:
-    """Nothing at all is what a member has that never was assigned anything."""
+    """Empty bytes mean that the member has never been assigned anything."""
     if not data:
         return Assigned(frozenset(), b"")
     reader = _Reader(data)
@@ -74,7 +74,7 @@ class _Reader:
 
     def take(self, length: int) -> bytes:
         if not 0 <= length <= self.left:
-            raise InconsistentProtocol(f"{length} bytes in a member's metadata, where {self.left} are left")
+            raise InconsistentProtocol(f"a member's metadata announces {length} bytes, but only {self.left} are left")
         self._at += length
         return self._data[self._at - length : self._at]
 
@@ -85,20 +85,22 @@ class _Reader:
     def version(self) -> int:
         version = self.number(">h")
         if version < 0:
-            raise InconsistentProtocol(f"version {version} of a member's metadata")
+            raise InconsistentProtocol(f"a member's metadata has version {version}")
         return min(version, VERSION_MAX)
 
     def count(self) -> int:
         count = self.number(">i")
         if not 0 <= count <= self.left:
-            raise InconsistentProtocol(f"{count} elements in a member's metadata, where {self.left} bytes are left")
+            raise InconsistentProtocol(
+                f"a member's metadata announces {count} elements, but only {self.left} bytes are left"
+            )
         return count
 
     def text(self) -> str:
         try:
             return self.take(self.number(">h")).decode()
         except UnicodeDecodeError as error:
-            raise InconsistentProtocol(f"a member's metadata: {error}") from None
+            raise InconsistentProtocol(f"a member's metadata is not UTF-8: {error}") from None
 
     def optional_text(self) -> str | None:
         if self.left and self._data[self._at : self._at + 2] == b"\xff\xff":

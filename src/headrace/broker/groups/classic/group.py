@@ -1,11 +1,11 @@
-"""The group protocol that clients have spoken since 2015: members elect a leader, the leader assigns.
+"""A group of the classic protocol: its state machine, rebalances and sessions.
 
-    EMPTY ──join──► PREPARING ──everybody is here, or time is up──► COMPLETING ──leader syncs──► STABLE
+    EMPTY ──join──► PREPARING ──all members joined, or timeout──► COMPLETING ──leader syncs──► STABLE
                         ▲                                               │                          │
-                        └──────────── a member comes, goes or changes ──┴──────────────────────────┘
+                        └────────── a member joins, leaves or changes ──┴──────────────────────────┘
 
-The table MOVES is the diagram; nothing changes the state but _move. Answers are callbacks: a join or
-sync is answered when the group gets there, at once or a rebalance later.
+The table MOVES is this diagram; only _move changes the state. Responses are callbacks: a join or sync is answered when
+the group reaches the state it needs, at once or after a rebalance.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ from headrace.errors import (
 )
 
 EMPTY, PREPARING, COMPLETING, STABLE, DEAD = GroupState
-ABSENT_LOOK_S_MIN = 1.0
+ABSENT_CHECK_S_MIN = 1.0
 
 MOVES: frozenset[tuple[GroupState, GroupState]] = frozenset(
     {
@@ -53,7 +53,7 @@ MOVES: frozenset[tuple[GroupState, GroupState]] = frozenset(
 
 
 class ClassicGroup:
-    """One group. Owned by the coordinator; every method runs on the owner thread."""
+    """One classic group. Owned by the coordinator; every method runs on the event loop's thread."""
 
     def __init__(
         self,
@@ -91,14 +91,14 @@ class ClassicGroup:
         self._roster.protocol_type = kind
 
     @property
-    def has_anybody(self) -> bool:
-        """Members, or somebody who was told an id to join with."""
+    def is_in_use(self) -> bool:
+        """The group has members, or has given out a member id that may still join."""
         return bool(self.members) or self._roster.is_expecting
 
-    # What members ask.
+    # Requests of members.
 
     def join(self, join: Join, answer: JoinAnswer) -> None:
-        """answer is called once, now or when the generation begins."""
+        """Call `answer` once, now or when the next generation begins."""
         leader = self.leader
         came_back = (
             not join.member_id and join.instance_id is not None and self._roster.id_of(join.instance_id) is not None
@@ -119,7 +119,7 @@ class ClassicGroup:
         if came_back:
             self._changed(self)
         if self._may_keep_generation(member, before, came_back=came_back):
-            # It assigns nothing: it is told so, or, before there was a word for that, that another leads.
+            # The member must not assign. The response says so, or, for old versions, names another leader.
             answer(self._joined(member, self.leader if join.can_skip_assignment else leader))
             return
         member.answer_join(RebalanceInProgress("the same member joined again"))
@@ -141,10 +141,10 @@ class ClassicGroup:
     ) -> None:
         try:
             member = self._check(member_id, instance_id, generation)
-            if self.state is PREPARING:  # perhaps with members that were adopted: there is no protocol yet
+            if self.state is PREPARING:  # adopted members may sync here, before a protocol is chosen
                 raise RebalanceInProgress(self.group_id)
             if protocol_type not in (None, self.protocol_type) or protocol not in (None, self.protocol):
-                raise InconsistentProtocol(f"group {self.group_id!r} speaks {self.protocol!r}")
+                raise InconsistentProtocol(f"group {self.group_id!r} uses {self.protocol!r}")
             if member_id == self.leader and self.state is COMPLETING:
                 self._roster.check_assignments(assignments)
         except HeadraceError as error:
@@ -166,7 +166,7 @@ class ClassicGroup:
             raise RebalanceInProgress(self.group_id)
 
     def leave(self, member_id: str, instance_id: str | None) -> str:
-        """The id of the member that left."""
+        """Remove a member and return its id."""
         if instance_id is not None:
             known = self._roster.id_of(instance_id)
             if known is None:
@@ -183,35 +183,35 @@ class ClassicGroup:
     def check_commit(
         self, member_id: str, instance_id: str | None, generation: int, *, transactional: bool = False
     ) -> None:
-        """Raises unless the member may commit offsets now."""
+        """Raise unless the member may commit offsets now."""
         if generation < 0 and not self.members:
-            return  # a consumer that assigns itself, whatever it calls itself
+            return  # a consumer that assigns partitions to itself, under any member id
         if generation < 0 and not member_id:
-            raise UnknownMember("a commit without a member, while the group has some")
+            raise UnknownMember("a commit without a member id, but the group has members")
         member = self._check(member_id, instance_id, generation)
         if self.state is COMPLETING and not transactional:
             raise RebalanceInProgress(self.group_id)
         self._keep_alive(member)
 
     def close(self, why: HeadraceError | None = None) -> None:
-        """No timer is left behind and nobody waits any more."""
+        """Cancel every timer and answer every waiting request."""
         self._roster.close()
         self._stop_rebalance_timer()
         for member in self.members.values():
-            self._stop(member, why or UnknownMember("the broker stops"))
+            self._stop(member, why or UnknownMember("the broker is stopping"))
 
-    def give_room(self) -> None:
-        """A group of the new protocol is about to host the members, and counts them."""
-        self._roster.give_room()
+    def release_memory(self) -> None:
+        """Stop accounting for the members: a consumer group is about to host and count them."""
+        self._roster.release_memory()
 
-    def take_room(self) -> None:
-        """It could not."""
-        self._roster.take_room()
+    def reclaim_memory(self) -> None:
+        """Account for the members again, after the consumer group refused them."""
+        self._roster.reclaim_memory()
 
     # Membership.
 
     def _replaced(self, member: Member, old_id: str) -> None:
-        """A static member that restarted has taken its old place."""
+        """A restarted static member has taken its old place."""
         self._stop(member, FencedInstance(f"{member.instance_id!r} joined again"))
         if self.leader == old_id:
             self.leader = member.member_id
@@ -219,10 +219,10 @@ class ClassicGroup:
     def _check(self, member_id: str, instance_id: str | None, generation: int) -> Member:
         self._roster.check_instance(member_id, instance_id)
         member = self._roster.member(member_id)
-        # Members that were adopted are at epochs of their own until they have joined again.
+        # Adopted members keep their own generations until they have joined again.
         current = member.generation if self.state is PREPARING and member.generation else self.generation
         if generation != current:
-            raise IllegalGeneration(f"generation {generation}, the group is at {current}")
+            raise IllegalGeneration(f"generation {generation}, but the group is at {current}")
         return member
 
     def _remove(self, member: Member) -> None:
@@ -243,14 +243,14 @@ class ClassicGroup:
         member.answer_sync(why)
 
     def restore(self, member: Member) -> None:
-        """A member of the generation that a restart interrupted: it has one session to show up."""
+        """Restore a member after a restart: it has one session timeout to send a heartbeat."""
         self._roster.restore(member)
         member.generation = self.generation
         self.state = STABLE
         self._keep_alive(member)
 
     def adopt(self, protocol_type: str, generation: int, members: Iterable[Member]) -> None:
-        """What a group of the new protocol leaves behind, each member at a generation of its own: all join again."""
+        """Take over the members of a former consumer group, each with its own generation; all of them join again."""
         self.protocol_type, self.generation = protocol_type, generation
         for member in members:
             self._roster.restore(member)
@@ -262,7 +262,7 @@ class ClassicGroup:
         self._joined_count += joined - member.joined
         member.joined = joined
 
-    # Sessions: a heartbeat moves the deadline; the timer looks at it when it fires.
+    # Sessions: a heartbeat moves the deadline; the timer checks the deadline when it fires.
 
     def _keep_alive(self, member: Member) -> None:
         session_s = member.session_timeout_ms / 1000
@@ -275,7 +275,7 @@ class ClassicGroup:
         if self.members.get(member.member_id) is not member:
             return
         left_s = member.deadline - self._clock.monotonic()
-        waits = member.join_answer is not None or member.sync_answer is not None  # it can not speak now
+        waits = member.join_answer is not None or member.sync_answer is not None  # the member waits for us
         if left_s > 0 or waits:
             again_s = left_s if left_s > 0 else member.session_timeout_ms / 1000
             member.timer = self._timers.call_later(again_s, lambda: self._session_over(member))
@@ -289,14 +289,14 @@ class ClassicGroup:
         self.state = state
 
     def _may_keep_generation(self, member: Member, before: Protocols, *, came_back: bool) -> bool:
-        """Whether a join changes nothing: an answer that was lost, or a static member back in its place."""
+        """Whether a join changes nothing: its last response was lost, or a static member returned."""
         if member.generation != self.generation:
             return False
-        if came_back:  # not before the leader has assigned: it does so to the id from before
+        if came_back:  # not before the leader has assigned, because it assigns to the old member id
             return self.state is STABLE and self._vote() == self.protocol
         if member.protocols != before:
             return False
-        # A leader joins again when its topics have changed, which its metadata do not show.
+        # A leader also rejoins when its topics have changed, which its metadata does not show.
         return self.state is COMPLETING or (self.state is STABLE and member.member_id != self.leader)
 
     def _begin_rebalance(self) -> None:
@@ -308,7 +308,7 @@ class ClassicGroup:
         delay_s = self._settings.initial_rebalance_delay_ms / 1000 if first else 0.0
         self._initial_deadline = self._clock.monotonic() + delay_s
         wait_s = delay_s or self._rebalance_timeout_s()
-        self._rebalance_timer = self._timers.call_later(wait_s, self._join_time_is_up)
+        self._rebalance_timer = self._timers.call_later(wait_s, self._join_timed_out)
 
     def _rebalance_timeout_s(self) -> float:
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0) / 1000
@@ -324,7 +324,7 @@ class ClassicGroup:
         if not self._roster.is_expecting and self._joined_count == len(self.members):
             self._complete_join()
 
-    def _join_time_is_up(self) -> None:
+    def _join_timed_out(self) -> None:
         self._rebalance_timer = None
         if self.state is not PREPARING:
             return
@@ -332,9 +332,9 @@ class ClassicGroup:
             self._roster.remove(member)
             self._stop(member, UnknownMember("did not join in time"))
         if self.members and not any(member.joined for member in self.members.values()):
-            # Only static members that are away: their sessions decide, which may be long, whatever they allow others.
-            wait_s = max(self._rebalance_timeout_s(), ABSENT_LOOK_S_MIN)
-            self._rebalance_timer = self._timers.call_later(wait_s, self._join_time_is_up)
+            # Only absent static members are left: wait until their sessions expire.
+            wait_s = max(self._rebalance_timeout_s(), ABSENT_CHECK_S_MIN)
+            self._rebalance_timer = self._timers.call_later(wait_s, self._join_timed_out)
             return
         self._complete_join()
 
@@ -358,13 +358,13 @@ class ClassicGroup:
                 self._keep_alive(member)
             member.answer_join(self._joined(member, self.leader))
             self._set_joined(member, False)
-        self._rebalance_timer = self._timers.call_later(self._rebalance_timeout_s(), self._sync_time_is_up)
+        self._rebalance_timer = self._timers.call_later(self._rebalance_timeout_s(), self._sync_timed_out)
 
     def _vote(self) -> str:
-        """Each member votes for its first protocol among those all know; the leader's order settles a tie."""
+        """Each member votes for its first protocol among the common ones; the leader's order breaks ties."""
         leader = self.members[self.leader]
         common = {name: None for name, _ in leader.protocols if self._roster.is_spoken_by_all(name)}
-        assert common, "no member was admitted that shares no protocol"
+        assert common, "admitted members share a protocol"
         members = self.members.values()
         votes = Counter(next(name for name, _ in member.protocols if name in common) for member in members)
         return max(common, key=lambda name: votes[name])
@@ -393,8 +393,8 @@ class ClassicGroup:
             member.answer_sync(Synced(self.protocol_type, self.protocol, member.assignment))
         self._changed(self)
 
-    def _sync_time_is_up(self) -> None:
-        """Members that joined and never asked for their assignment; without the leader there is none."""
+    def _sync_timed_out(self) -> None:
+        """Remove members that joined but never synced; without a sync of the leader there is no assignment."""
         self._rebalance_timer = None
         if self.state is not COMPLETING:
             return

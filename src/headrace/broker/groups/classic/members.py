@@ -1,4 +1,4 @@
-"""What a classic group knows of a member, and what it says to one."""
+"""Members of a classic group, and the requests and responses that they exchange with it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ from enum import Enum
 from headrace.broker.groups.timers import Timer
 from headrace.errors import HeadraceError
 
-Protocols = tuple[tuple[str, bytes], ...]  # by name, with what the member says of it; most wanted first
+Protocols = tuple[tuple[str, bytes], ...]  # (name, metadata) pairs, the preferred protocol first
 
 
 class GroupState(Enum):
-    """Named as Kafka's tools print them."""
+    """The values are the names that Kafka's tools print."""
 
     EMPTY = "Empty"
     PREPARING = "PreparingRebalance"
@@ -26,7 +26,7 @@ def names_of(protocols: Protocols) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """A wish to take part in the next generation."""
+    """A JoinGroup request."""
 
     member_id: str
     instance_id: str | None
@@ -36,7 +36,7 @@ class Join:
     rebalance_timeout_ms: int
     protocol_type: str
     protocols: Protocols
-    id_required: bool = False  # the client can be told an id to join again with
+    id_required: bool = False  # the client understands MEMBER_ID_REQUIRED
     can_skip_assignment: bool = False
 
     @property
@@ -75,14 +75,14 @@ class Member:
     session_timeout_ms: int
     rebalance_timeout_ms: int
     protocols: Protocols
-    assignment: bytes = b""  # the last: what it may still read while a rebalance is under way
-    deadline: float = 0.0  # monotonic; past it the member is gone
+    assignment: bytes = b""  # the last one: valid until a rebalance in progress ends
+    deadline: float = 0.0  # monotonic; when the session expires
     timer: Timer | None = None
     join_answer: JoinAnswer | None = None
     sync_answer: SyncAnswer | None = None
-    joined: bool = False  # has asked to be in the generation that is being made
-    generation: int = 0  # the last one it was in
-    kept_bytes: int = 0  # see room.py
+    joined: bool = False  # has joined the generation in preparation
+    generation: int = 0  # the last generation of the member
+    kept_bytes: int = 0  # see member_budget.py
 
     @property
     def names(self) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Who is in a classic group: members by id, static ones also by name, and ids given out that nobody has used yet."""
+"""The roster of a classic group: members by id, static members by instance id, and member ids not used yet."""
 
 import uuid
 from collections import Counter
@@ -17,7 +17,7 @@ from headrace.errors import (
     UnknownMember,
 )
 
-NAME_CHARS_MAX = 1000  # of a member, in the id that is made of it: every member is told the ids of all
+NAME_CHARS_MAX = 1000  # of the client's name in a member id; the leader receives the ids of all members
 
 
 def new_id(name: str) -> str:
@@ -25,7 +25,7 @@ def new_id(name: str) -> str:
 
 
 class Roster:
-    """Owned by its group, which is told when a static member is replaced and when an unused id is forgotten."""
+    """Owned by its group, which is notified when a static member is replaced and when an unused id expires."""
 
     def __init__(
         self,
@@ -45,33 +45,35 @@ class Roster:
         self._room = room
         self._on_replaced = on_replaced
         self._on_forgotten = on_forgotten
-        self._speakers: Counter[str] = Counter()  # of each protocol: nobody is asked again for each that joins
+        self._speakers: Counter[str] = (
+            Counter()
+        )  # protocol -> number of members that support it; avoids a scan for every join
         self._instances: dict[str, str] = {}
         self._pending: dict[str, Timer] = {}
 
     def close(self) -> None:
         for member_id in list(self._pending):
             self.forget_expected(member_id)
-        self.give_room()
+        self.release_memory()
 
-    def give_room(self) -> None:
-        """To whoever counts the members from now on."""
+    def release_memory(self) -> None:
+        """Stop accounting for the members; another group does from now on."""
         for member in self.members.values():
             self._room.keep(member, 0)
 
-    def take_room(self) -> None:
+    def reclaim_memory(self) -> None:
         for member in self.members.values():
             self._weigh(member)
 
     @property
     def is_expecting(self) -> bool:
-        """Whether somebody was given an id and has not joined with it."""
+        """Whether a member id was given out that has not joined yet."""
         return bool(self._pending)
 
-    # Coming.
+    # Joining.
 
     def admit(self, join: Join) -> Member:
-        """The member that joins, new or not. Raises if it may not."""
+        """Return the joining member, new or known. Raises if it may not join."""
         settings = self._settings
         if not settings.session_timeout_ms_min <= join.session_timeout_ms <= settings.session_timeout_ms_max:
             raise InvalidSessionTimeout(f"{join.session_timeout_ms} ms")
@@ -80,7 +82,7 @@ class Roster:
         if join.instance_id is not None:
             return self._admit_static(join)
         if join.member_id:
-            if self.forget_expected(join.member_id):  # which has kept a place for it
+            if self.forget_expected(join.member_id):  # the id has reserved a place in the group
                 return self._add(join, join.member_id)
             return self.member(join.member_id)
         self._check_room()
@@ -106,7 +108,7 @@ class Roster:
         return self._replace_static(join.instance_id, known, member_id)
 
     def _replace_static(self, instance_id: str, known: str, member_id: str) -> Member:
-        """A static member that restarted takes its old place under a new id."""
+        """A restarted static member takes its old place under a new id."""
         member = self.members.pop(known)
         member.member_id = member_id
         self.members[member_id] = member
@@ -128,16 +130,18 @@ class Roster:
 
     def _check_protocols(self, join: Join) -> None:
         if not join.protocol_type or not join.protocols:
-            raise InconsistentProtocol("a member names its protocols")
+            raise InconsistentProtocol("a member must name a protocol type and at least one protocol")
         before = self.members.get(join.member_id)
         others = len(self.members) - (before is not None)
         if not others:
             return
         if join.protocol_type != self.protocol_type:
-            raise InconsistentProtocol(f"{join.protocol_type!r} joins a group of {self.protocol_type!r}")
+            raise InconsistentProtocol(
+                f"the group has protocol type {self.protocol_type!r}, not {join.protocol_type!r}"
+            )
         own = before.names if before is not None else frozenset()
         if not any(self._speakers[name] - (name in own) == others for name in join.names):
-            raise InconsistentProtocol("no protocol that all members know")
+            raise InconsistentProtocol("the members have no protocol in common")
 
     def _expect(self, member_id: str, session_timeout_ms: int) -> None:
         def expire() -> None:
@@ -169,7 +173,7 @@ class Roster:
         if member.instance_id is not None:
             self._instances[member.instance_id] = member.member_id
 
-    # Being there.
+    # Membership.
 
     def change_protocols(self, member: Member, protocols: Protocols) -> None:
         self._forget_names(member.names)
@@ -178,7 +182,7 @@ class Roster:
         self._weigh(member)
 
     def check_assignments(self, assignments: Mapping[str, bytes]) -> None:
-        """Raises if they are more than there is room for. They may name others than members: those are not kept."""
+        """Raise if the assignments exceed the memory budget. Assignments to unknown members are dropped."""
         members = self.members.items()
         self._room.check(
             sum(
@@ -210,7 +214,7 @@ class Roster:
             raise UnknownMember(f"no member {member_id!r} in group {self._group_id!r}") from None
 
     def check_instance(self, member_id: str, instance_id: str | None) -> None:
-        """Raises if the static name is nobody's, or somebody else's by now."""
+        """Raise if no member has this instance id, or another member has it by now."""
         if instance_id is None:
             return
         known = self._instances.get(instance_id)
@@ -222,10 +226,10 @@ class Roster:
     def id_of(self, instance_id: str) -> str | None:
         return self._instances.get(instance_id)
 
-    # Going.
+    # Leaving.
 
     def forget_expected(self, member_id: str) -> bool:
-        """Whether the id was one that nobody had used."""
+        """Forget an unused member id; False if the id was not one."""
         timer = self._pending.pop(member_id, None)
         if timer is not None:
             timer.cancel()

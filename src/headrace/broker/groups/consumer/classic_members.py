@@ -1,10 +1,10 @@
-"""From one group protocol to the other with the members restarted one by one, and nobody stopped meanwhile.
+"""Online migration between the two group protocols: members restart one by one while the others keep reading.
 
-The first member of the new protocol turns a classic group into one of the new protocol, which hosts the classic
-members: they keep what they hold, and go on with the requests that they know. Their generation is their own epoch;
-when they have something to give up or to take, a heartbeat says so and they join again. When the last member of the
-new protocol is gone, those that are left are a classic group again. Either way can be closed by a setting, as in Kafka:
-then the newcomer is refused, or the group goes on as it is.
+The first member of the consumer protocol converts a classic group into a consumer group, which hosts the classic
+members: they keep their partitions and continue with the requests that they know. Their generation is their member
+epoch; when they have to revoke or take partitions, a heartbeat asks them to rejoin. When the last member of the
+consumer protocol leaves, the group becomes classic again. The migration policy can forbid either direction, as in
+Kafka: then the new member is refused, or the group stays as it is.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -36,16 +36,16 @@ from headrace.errors import (
     UnknownMember,
 )
 
-# What their leaders say beside partitions is of no use to the members: librdkafka sends back what they said.
+# The user data of these assignors can be dropped: members do not need it (librdkafka merely returns it).
 PLAIN_ASSIGNORS = frozenset({"range", "roundrobin", "sticky", "cooperative-sticky"})
 
 
 def host(classic: ClassicGroup, group: ConsumerGroup, settings: GroupSettings) -> None:
-    """Fill a new group with the members of a classic one, which is not changed. Raises if they can not be hosted."""
+    """Copy the members of a classic group into a new consumer group. Raises if they cannot be hosted."""
     if not settings.can_upgrade:
-        raise GroupStaysClassic(classic.group_id, "kafka_migration_policy does not let it change")
+        raise GroupStaysClassic(classic.group_id, "kafka_migration_policy forbids the upgrade")
     if classic.protocol_type != CONSUMER:
-        raise GroupStaysClassic(classic.group_id, f"its members speak {classic.protocol_type!r}")
+        raise GroupStaysClassic(classic.group_id, f"its protocol type is {classic.protocol_type!r}")
     try:
         members = [_hosted(classic, one, group) for one in classic.members.values()]
     except InconsistentProtocol as error:
@@ -60,13 +60,13 @@ def host(classic: ClassicGroup, group: ConsumerGroup, settings: GroupSettings) -
 
 
 def _hosted(classic: ClassicGroup, one: Member, group: ConsumerGroup) -> ConsumerMember:
-    subscription = decode_subscription(one.protocols[0][1])  # from now on it is held to this one
-    if one.supports(classic.protocol):  # nothing is chosen before the first rebalance ends
+    subscription = decode_subscription(one.protocols[0][1])  # the subscription that counts from now on
+    if one.supports(classic.protocol):  # no protocol is chosen before the first rebalance ends
         subscription = decode_subscription(one.metadata(classic.protocol))
     assigned = decode_assignment(one.assignment)
     if assigned.user_data and classic.protocol not in PLAIN_ASSIGNORS:
-        raise InconsistentProtocol(f"{classic.protocol!r} assigns more than partitions")
-    held = assigned.partitions | subscription.owned  # it may not have given up yet what it is not assigned any more
+        raise InconsistentProtocol(f"the assignor {classic.protocol!r} attaches user data to assignments")
+    held = assigned.partitions | subscription.owned  # it may still hold partitions that are no longer assigned to it
     at = one.generation or classic.generation
     return ConsumerMember(
         one.member_id,
@@ -84,7 +84,7 @@ def _hosted(classic: ClassicGroup, one: Member, group: ConsumerGroup) -> Consume
 
 
 def left_behind(group: ConsumerGroup) -> Iterator[Member]:
-    """The classic members of a group that has no others, for the classic group that it becomes."""
+    """The members of a consumer group with only classic ones, for the classic group that replaces it."""
     for one in group.members.values():
         assert one.classic is not None
         yield Member(
@@ -105,22 +105,23 @@ def _encode(classic: ClassicSide, partitions: set[TopicPartition]) -> bytes:
 
 
 class ClassicMembers:
-    """A group of the new protocol as its classic members see it: it answers what they would ask a ClassicGroup.
+    """A consumer group as its classic members see it: the same requests as ClassicGroup.
 
-    `kept` calls back when the group is durable as it is; `successor` is the classic group that it has become, if so.
+    `when_kept` calls back once the group's state is durable; `successor` returns the classic group that has replaced
+    this one, if any.
     """
 
     def __init__(
         self,
         group: ConsumerGroup,
         settings: GroupSettings,
-        kept: Callable[[Answer], None],
+        when_kept: Callable[[Answer], None],
         successor: Callable[[], ClassicGroup | None],
     ) -> None:
         self.members: Mapping[str, ConsumerMember] = group.members
         self._group = group
         self._settings = settings
-        self._kept = kept
+        self._when_kept = when_kept
         self._successor = successor
 
     def join(self, join: Join, answer: JoinAnswer) -> None:
@@ -130,11 +131,11 @@ class ClassicMembers:
             answer(error)
             return
         classic = self._successor()
-        if classic is not None:  # it took the place of the last one of the new protocol
+        if classic is not None:  # it replaced the last member of the consumer protocol
             classic.join(replace(join, member_id=member.member_id), answer)
             return
         joined = Joined(member.epoch, CONSUMER, join.protocols[0][0], "", member.member_id)
-        self._kept(lambda error: answer(joined if error is None else error))
+        self._when_kept(lambda error: answer(joined if error is None else error))
 
     def sync(
         self,
@@ -146,12 +147,12 @@ class ClassicMembers:
         assignments: Mapping[str, bytes],
         answer: SyncAnswer,
     ) -> None:
-        """Whatever the member would assign: the broker has."""
+        """Answer with the broker's assignment; the member's own is ignored."""
         try:
             member, classic = self._member(member_id, instance_id, generation)
             chosen = classic.protocols[0][0]
             if protocol_type not in (None, CONSUMER) or protocol not in (None, chosen):
-                raise InconsistentProtocol(f"member {member_id!r} speaks {chosen!r}")
+                raise InconsistentProtocol(f"member {member_id!r} uses {chosen!r}")
             is_behind = member.epoch < self._group.epoch and member.state is not MemberState.REVOKING
             self._heard_of(member, is_behind=is_behind)
         except HeadraceError as error:
@@ -159,7 +160,7 @@ class ClassicMembers:
             return
         classic.due = None
         synced = Synced(CONSUMER, chosen, _encode(classic, member.assigned))
-        self._kept(lambda error: answer(synced if error is None else error))
+        self._when_kept(lambda error: answer(synced if error is None else error))
 
     def heartbeat(self, member_id: str, instance_id: str | None, generation: int) -> None:
         member, _ = self._member(member_id, instance_id, generation)
@@ -169,7 +170,7 @@ class ClassicMembers:
         self._heard_of(member, is_behind=is_behind)
 
     def leave(self, member_id: str, instance_id: str | None) -> str:
-        """The id of the member that left."""
+        """Remove a member and return its id."""
         if instance_id is not None and not member_id:
             member_id = self._group.id_of(instance_id) or ""
         self._group.remove(self._group.member(member_id, instance_id).member_id)
@@ -178,13 +179,13 @@ class ClassicMembers:
     def _member(self, member_id: str, instance_id: str | None, generation: int) -> tuple[ConsumerMember, ClassicSide]:
         member = self._group.member(member_id, instance_id)
         if member.classic is None:
-            raise UnknownMember(f"{member_id!r} speaks the new protocol")
+            raise UnknownMember(f"member {member_id!r} uses the consumer protocol")
         if generation != member.epoch:
-            raise IllegalGeneration(f"generation {generation}, the member is at {member.epoch}")
+            raise IllegalGeneration(f"generation {generation}, but the member is at {member.epoch}")
         return member, member.classic
 
     def _heard_of(self, member: ConsumerMember, *, is_behind: bool) -> None:
-        """One that is behind is told to join, and has its rebalance timeout for that."""
+        """Renew the session; a member that is behind must rejoin within its rebalance timeout."""
         self._group.sessions.heard_of(member)
         if is_behind:
             self._group.sessions.told_to_join(member)
@@ -217,14 +218,14 @@ class ClassicMembers:
         return self._group.join_classic(beat, ClassicSide(join.session_timeout_ms, join.protocols))
 
     def _check_protocols(self, join: Join) -> Subscription:
-        """Its members may have to do with each other's again: those it shares no protocol with it can not join."""
+        """Classic members may become a classic group again, so they must have a protocol in common."""
         if join.protocol_type != CONSUMER or not join.protocols:
-            raise InconsistentProtocol(f"{join.protocol_type!r} joins a group of consumers")
+            raise InconsistentProtocol(f"the group has protocol type {CONSUMER!r}, not {join.protocol_type!r}")
         own = {join.member_id, self._group.id_of(join.instance_id) if join.instance_id is not None else None}
         common = join.names
         for one in self.members.values():
             if one.classic and one.member_id not in own:
                 common &= names_of(one.classic.protocols)
         if not common:
-            raise InconsistentProtocol("no protocol that all classic members know")
+            raise InconsistentProtocol("the classic members have no protocol in common")
         return decode_subscription(join.protocols[0][1])

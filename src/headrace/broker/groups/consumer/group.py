@@ -1,11 +1,11 @@
-"""The group protocol of KIP-848: one heartbeat, and the broker assigns.
+"""A group of the consumer protocol (KIP-848): the broker computes the assignment, members reconcile in heartbeats.
 
-The group has an epoch that grows with every change of members or topics, and for it a target: who should
-read what. A member walks towards its target on its own: first it gives up what is not in it (and says
-so in a heartbeat), then it takes what others have given up. Its own epoch is the group's once it holds
-nothing that the target gives to somebody else. No member ever waits for another that is not in its way.
+The group's epoch increases with every change of members or topics. For each epoch there is a target assignment. A
+member moves towards its target independently: it first revokes what is not in the target (and acknowledges that in a
+heartbeat), then it takes what other members have revoked. It reaches the group's epoch once it holds nothing that the
+target gives to another member. A member waits only for members that hold its partitions.
 
-Members of the classic protocol may be in the group, too (see mixed.py): they take the same steps by joining again.
+The group may also host members of the classic protocol (see classic_members.py): they take the same steps by rejoining.
 """
 
 import uuid
@@ -35,14 +35,14 @@ from headrace.errors import (
 
 JOIN_EPOCH = 0
 LEAVE_EPOCH = -1
-STATIC_LEAVE_EPOCH = -2  # a static member that means to come back
-ID_CHARACTERS_MAX = 1_100  # of a member, or an instance: the longest we make of a client's name, and some more
-NAMES_CHARACTERS_MAX = 1 << 20  # of all that a member subscribes to
+STATIC_LEAVE_EPOCH = -2  # a static member that intends to return
+ID_CHARACTERS_MAX = 1_100  # of a member or instance id: the longest id that we generate, and some slack
+NAMES_CHARACTERS_MAX = 1 << 20  # of all subscribed topic names of a member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """None means: as last time."""
+    """A ConsumerGroupHeartbeat request. None means unchanged since the last one."""
 
     member_id: str
     epoch: int
@@ -55,18 +55,18 @@ class Heartbeat:
     pattern: str | None = None
     assignor: str | None = None
     owned: frozenset[TopicPartition] | None = None
-    may_read: Callable[[str], bool] | None = None  # which topics its pattern is tried with; None: all
+    may_read: Callable[[str], bool] | None = None  # the topics that its pattern may match; None: all
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     member_id: str
     epoch: int
-    assignment: frozenset[TopicPartition] | None  # None: nothing new
+    assignment: frozenset[TopicPartition] | None  # None: unchanged
 
 
 class ConsumerGroup:
-    """One group. Owned by the coordinator; every method runs on the owner thread."""
+    """One consumer group. Owned by the coordinator; every method runs on the event loop's thread."""
 
     def __init__(
         self,
@@ -77,33 +77,33 @@ class ConsumerGroup:
         topics: Callable[[], Mapping[str, int]],
         room: MemberBudget,
         changed: Callable[["ConsumerGroup"], None] = lambda group: None,
-        told: Callable[[str], GroupConfig] = lambda group_id: DEFAULTS,
+        config_of: Callable[[str], GroupConfig] = lambda group_id: DEFAULTS,
     ) -> None:
         self.group_id = group_id
         self.epoch = 0
         self.target_epoch = 0
         self.members: dict[str, ConsumerMember] = {}
         self.target: dict[str, set[TopicPartition]] = {}
-        self.touched: set[str] = set()  # members that may have come, gone or changed; whoever saves them clears it
+        self.touched: set[str] = set()  # ids of members to save again; ConsumerStore clears it
         self.empty_since_ms = clock.now_ms()
         self._changed = changed
-        # Name to number of partitions, of all topics there are: the same object as long as none comes, goes or grows.
+        # All topics, name -> number of partitions. The same object until a topic is created, deleted or extended.
         self._topics = topics
         self._seen: tuple[Mapping[str, int], ...] = ()
-        self._looked_at: Mapping[str, int] | None = None  # the topics when that was found to be so
+        self._looked_at: Mapping[str, int] | None = None  # the topics that `_seen` was last compared with
         self._matches = Matches(topics)
         self._instances: dict[str, str] = {}
         self._room = room
-        self.kept_bytes = 0  # of what is assigned, see room.py
+        self.kept_bytes = 0  # memory of the assignment, see member_budget.py
         self._settings = settings
         self._clock = clock
         self.sessions = Sessions(
-            self.members, clock, timers, lambda: told(group_id).consumer_session_timeout_ms, self._too_late
+            self.members, clock, timers, lambda: config_of(group_id).consumer_session_timeout_ms, self._expired
         )
 
     @property
     def state(self) -> str:
-        """Named as Kafka's tools print them."""
+        """The name that Kafka's tools print."""
         if not self.members:
             return "Empty"
         if self.epoch > self.target_epoch:
@@ -116,25 +116,25 @@ class ConsumerGroup:
 
     @property
     def assignor(self) -> str:
-        """The one most members ask for."""
+        """The assignor that most members ask for."""
         names = [member.assignor for member in self.members.values() if member.assignor]
         return max(sorted(set(names)), key=names.count) if names else DEFAULT_ASSIGNOR
 
     @property
     def becomes_classic(self) -> bool:
-        """Members, and none of them of the new protocol: it should be a classic group, if that is allowed."""
+        """All members speak the classic protocol, and the migration policy allows a downgrade."""
         has_only_classic = bool(self.members) and all(one.classic is not None for one in self.members.values())
         return has_only_classic and self._settings.can_downgrade
 
     @property
     def seen(self) -> dict[str, int] | None:
-        """The topics, and their partitions, that the target is for. None: it has to be made anew."""
+        """The topics and partition counts of the target. None: the target must be computed again."""
         return dict(self._seen[0]) if self._seen else None
 
     def heartbeat(self, beat: Heartbeat) -> Answer:
         check_sizes(beat)
         if beat.assignor is not None and beat.assignor not in ASSIGNORS:
-            raise UnsupportedAssignor(f"{beat.assignor!r}; there are {', '.join(sorted(ASSIGNORS))}")
+            raise UnsupportedAssignor(f"{beat.assignor!r}; the assignors are {', '.join(sorted(ASSIGNORS))}")
         if beat.pattern:
             compile_pattern(beat.pattern)
         self._check_room(beat, None)
@@ -153,11 +153,11 @@ class ConsumerGroup:
         return Answer(member.member_id, member.epoch, after if wants_all or after != before else None)
 
     def join_classic(self, beat: Heartbeat, classic: ClassicSide) -> ConsumerMember:
-        """One step towards its target of a member that speaks the classic protocol; for the next it joins again.
-        It has its rebalance timeout to sync."""
+        """Move a classic member one step towards its target; it rejoins for the next step. It must sync within its
+        rebalance timeout."""
         check_sizes(beat)
         if sum(len(data) for _, data in classic.protocols) > NAMES_CHARACTERS_MAX:
-            raise InvalidInput(f"metadata of more than {NAMES_CHARACTERS_MAX} bytes")
+            raise InvalidInput(f"the protocol metadata exceeds {NAMES_CHARACTERS_MAX} bytes")
         self._check_room(beat, classic)
         member = self._join(beat, speaks_classic=True)
         classic.due = self._clock.monotonic() + beat.rebalance_timeout_ms / 1000
@@ -178,21 +178,21 @@ class ConsumerGroup:
         self._reconcile(member, beat.owned)
 
     def check_commit(self, member_id: str, epoch: int) -> None:
-        """Raises unless the member may commit offsets now."""
+        """Raise unless the member may commit offsets now."""
         if epoch < 0 and not self.members:
-            return  # a consumer that assigns itself, whatever it calls itself
+            return  # a consumer that assigns partitions to itself, under any member id
         if epoch < 0 and not member_id:
-            raise UnknownMember("a commit without a member, while the group has some")
+            raise UnknownMember("a commit without a member id, but the group has members")
         member = self.members.get(member_id)
         if member is None:
             raise UnknownMember(f"no member {member_id!r} in group {self.group_id!r}")
         if epoch != member.epoch and member.classic is not None:
-            raise IllegalGeneration(f"generation {epoch}, the member is at {member.epoch}")
+            raise IllegalGeneration(f"generation {epoch}, but the member is at {member.epoch}")
         if epoch != member.epoch:
-            raise StaleMemberEpoch(f"epoch {epoch}, the member is at {member.epoch}")
+            raise StaleMemberEpoch(f"epoch {epoch}, but the member is at {member.epoch}")
 
     def member(self, member_id: str, instance_id: str | None) -> ConsumerMember:
-        """Raises unless the id is known, and the instance's own."""
+        """Return the member. Raises if it is unknown, or if the instance id belongs to another member."""
         known = member_id if instance_id is None else self._instances.get(instance_id, "")
         if known not in self.members:
             raise UnknownMember(f"no member {instance_id or member_id!r} in group {self.group_id!r}")
@@ -213,7 +213,7 @@ class ConsumerGroup:
     # Topics.
 
     def existing(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
-        """Of topics that are still there."""
+        """The given partitions, without those that no longer exist."""
         topics = self._topics()
         return frozenset((topic, number) for topic, number in partitions if 0 <= number < topics.get(topic, 0))
 
@@ -221,7 +221,7 @@ class ConsumerGroup:
         return any(topic in self._wanted(member) for member in self.members.values())
 
     def topic_deleted(self, topic: str) -> None:
-        """One made under its name before the next heartbeat is news to all: it has another id."""
+        """Make sure that members learn of a new topic with the same name: its topic id differs."""
         if all(name != topic for member in self.members.values() for name, _ in member.holds):
             return
         for member in self.members.values():
@@ -233,7 +233,7 @@ class ConsumerGroup:
         self._changed(self)
 
     def hidden_from(self, member: ConsumerMember) -> frozenset[str]:
-        """What others of the group read, and the member's pattern matches, but it may not read."""
+        """Topics that the group reads and the member's pattern matches, but that the member may not read."""
         if not member.pattern or member.may_read is None or not self._seen:
             return frozenset()
         matching = self._matches.of(member.pattern)
@@ -246,8 +246,8 @@ class ConsumerGroup:
         seen: Mapping[str, int] | None,
         members: Iterable[tuple[ConsumerMember, set[TopicPartition], frozenset[str]]],
     ) -> None:
-        """As a restart found it, each member with its target and what is hidden from it. It has one session to show
-        up, and until then is taken to want what it wanted."""
+        """Restore the group after a restart, each member with its target and its hidden topics. A member has one
+        session timeout to send a heartbeat; until then its subscription is unchanged."""
         self.epoch, self.target_epoch = epoch, target_epoch
         self._seen = () if seen is None else (seen,)
         self._room.keep(self, assigned_bytes(seen or {}))
@@ -276,13 +276,13 @@ class ConsumerGroup:
         topics, held = (frozenset(), 0) if before is None else (before.topics, before.kept_bytes)
         if beat.topics is not None:
             topics = beat.topics
-        if not self._seen:  # all is assigned anew
+        if not self._seen:  # the whole target is computed again
             held += self.kept_bytes
         more = assigned_bytes(self._new_topics(beat, topics))
         self._room.check(more + _member_bytes(beat.member_id, topics, classic) - held)
 
     def _new_topics(self, beat: Heartbeat, topics: frozenset[str]) -> dict[str, int]:
-        """Those that the group does not read yet, and their partitions."""
+        """Topics that the group does not read yet, with their partition counts."""
         if beat.pattern:
             topics |= self._matches.readable(beat.pattern, beat.may_read)
         counts, seen = self._topics(), self._seen[0] if self._seen else {}
@@ -293,18 +293,20 @@ class ConsumerGroup:
 
     def _join(self, beat: Heartbeat, *, speaks_classic: bool = False) -> ConsumerMember:
         if beat.topics is None and beat.pattern is None:
-            raise InvalidInput("a member that joins says what it subscribes to")
+            raise InvalidInput("a joining member must send its subscription")
         if beat.owned and not speaks_classic:
-            raise InvalidInput("a member that joins owns nothing")
+            raise InvalidInput("a joining member must not own partitions")
         member = self.members.get(beat.member_id)
         if member is not None and member.instance_id != beat.instance_id:
-            raise InvalidInput(f"{beat.member_id!r} is {member.instance_id!r}, not {beat.instance_id!r}")
+            raise InvalidInput(
+                f"member {beat.member_id!r} has instance id {member.instance_id!r}, not {beat.instance_id!r}"
+            )
         if beat.instance_id is not None:
             known = self.members.get(self._instances.get(beat.instance_id, ""))
-            # Under its own id it may join again: its answer was lost, or it was fenced. To Java, unreleased is fatal.
+            # It may rejoin under its own id (lost response, fenced): UNRELEASED_INSTANCE_ID would be fatal for Java.
             if known is not None and known is not member:
                 if known.classic is None and not known.away and not speaks_classic:
-                    raise UnreleasedInstance(f"{beat.instance_id!r} is {known.member_id!r}")
+                    raise UnreleasedInstance(f"instance {beat.instance_id!r} is still member {known.member_id!r}")
                 return self._take_over(known, beat)
         if member is None:
             if len(self.members) >= self._settings.members_max:
@@ -331,21 +333,21 @@ class ConsumerGroup:
 
     def _came_back(self, member: ConsumerMember) -> None:
         member.away = False
-        member.epoch = member.previous_epoch = JOIN_EPOCH  # what it said before it left is not from now
-        member.revoking, member.state = set(), MemberState.STABLE  # who read them is not there any more
+        member.epoch = member.previous_epoch = JOIN_EPOCH  # its epochs from before it left are invalid
+        member.revoking, member.state = set(), MemberState.STABLE  # the process that read them is gone
 
     def _known(self, beat: Heartbeat) -> ConsumerMember:
         if beat.instance_id is not None and self._instances.get(beat.instance_id, beat.member_id) != beat.member_id:
-            raise FencedInstance(f"{beat.instance_id!r} is another member now")
+            raise FencedInstance(f"instance {beat.instance_id!r} belongs to another member now")
         member = self.members.get(beat.member_id)
         if member is None or member.away or member.instance_id != (beat.instance_id or member.instance_id):
             raise UnknownMember(f"no member {beat.member_id!r} in group {self.group_id!r}")
         if beat.epoch == member.epoch:
             return member
-        # An answer that was lost: the member still says its last epoch, and holds nothing beyond what it has.
+        # A lost response: the member still sends its previous epoch and owns nothing beyond its assignment.
         lost = beat.epoch == member.previous_epoch and beat.owned is not None and beat.owned <= member.assigned
         if not lost:
-            raise FencedMemberEpoch(f"epoch {beat.epoch}, the member is at {member.epoch}")
+            raise FencedMemberEpoch(f"epoch {beat.epoch}, but the member is at {member.epoch}")
         return member
 
     def _leave(self, beat: Heartbeat) -> Answer:
@@ -353,9 +355,9 @@ class ConsumerGroup:
         if member is None:
             raise UnknownMember(f"no member {beat.member_id!r} in group {self.group_id!r}")
         if beat.member_id not in ("", member.member_id):
-            raise FencedInstance(f"{beat.instance_id!r} is another member now")
+            raise FencedInstance(f"instance {beat.instance_id!r} belongs to another member now")
         if beat.epoch == STATIC_LEAVE_EPOCH and member.instance_id is not None:
-            member.away = True  # keeps its place until the session is over
+            member.away = True  # keeps its place until its session expires
             member.revoking, member.state = set(), MemberState.STABLE  # it has stopped reading them
             self.touched.add(member.member_id)
         else:
@@ -372,17 +374,17 @@ class ConsumerGroup:
             self._instances.pop(member.instance_id, None)
         if not self.members:
             self.empty_since_ms = self._clock.now_ms()
-        if self.becomes_classic:  # their leader will assign, at an epoch that they know
+        if self.becomes_classic:  # their leader will assign, at an epoch that they know already
             self._seen = ()
         else:
             self._retarget(True)
 
-    def _too_late(self, member: ConsumerMember) -> None:
+    def _expired(self, member: ConsumerMember) -> None:
         self._drop(member)
         self._changed(self)
 
     def _update(self, member: ConsumerMember, beat: Heartbeat) -> bool:
-        """Whether something changed that the assignment depends on."""
+        """Update the member; True if the assignment depends on a change."""
         wanted = self._wanted(member) if member.is_restored else None
         before = (member.topics, member.pattern, member.assignor, member.member_id not in self.target)
         if beat.topics is not None:
@@ -410,7 +412,7 @@ class ConsumerGroup:
         found = self._matches.readable(member.pattern, member.may_read)
         return member.topics | found if member.topics else found
 
-    # Target and reality.
+    # Target assignment and reconciliation.
 
     def _retarget(self, changed: bool) -> None:
         partitions = self._topics()
@@ -435,7 +437,7 @@ class ConsumerGroup:
         )
 
     def _reconcile(self, member: ConsumerMember, owned: Iterable[TopicPartition] | None) -> None:
-        """One step of the member towards its target."""
+        """Move the member one step towards its target."""
         if member.state is MemberState.REVOKING:
             if owned is None or member.revoking & set(owned):
                 return
@@ -460,12 +462,12 @@ class ConsumerGroup:
         self._advance(member)
 
     def can_take(self, member: ConsumerMember) -> bool:
-        """Whether all that it waits for has been given up."""
+        """Whether the partitions that the member waits for are free now."""
         target = self.target.get(member.member_id, set())
         return member.state is MemberState.WAITING and not target & self._taken(member)
 
     def _taken(self, member: ConsumerMember) -> set[TopicPartition]:
-        """What others hold."""
+        """The partitions that other members hold."""
         taken: set[TopicPartition] = set()
         for other in self.members.values():
             if other is not member:
@@ -482,9 +484,9 @@ def _member_bytes(member_id: str, topics: Iterable[str], classic: ClassicSide | 
 
 
 def check_sizes(beat: Heartbeat) -> None:
-    """All of it is stored."""
+    """Bound what a heartbeat may make the broker store."""
     ids = (beat.member_id, beat.instance_id, beat.client_id, beat.client_host, beat.rack_id)
     if any(len(one or "") > ID_CHARACTERS_MAX for one in ids):
-        raise InvalidInput(f"an id of more than {ID_CHARACTERS_MAX} characters")
+        raise InvalidInput(f"an id exceeds {ID_CHARACTERS_MAX} characters")
     if sum(map(len, beat.topics or ())) > NAMES_CHARACTERS_MAX:
-        raise InvalidInput(f"a subscription of more than {NAMES_CHARACTERS_MAX} characters")
+        raise InvalidInput(f"the subscription exceeds {NAMES_CHARACTERS_MAX} characters")

@@ -1,4 +1,4 @@
-"""Members of a group of the new protocol: what is known of each, whichever protocol it speaks itself."""
+"""Members of a consumer group, including hosted members that speak the classic protocol."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,17 +11,17 @@ from headrace.broker.groups.timers import Timer
 
 class MemberState(Enum):
     STABLE = "stable"
-    REVOKING = "revoking"  # has to give up partitions first
-    WAITING = "waiting"  # for partitions that others still hold
+    REVOKING = "revoking"  # must revoke partitions first
+    WAITING = "waiting"  # waits for partitions that other members still hold
 
 
 @dataclass(slots=True)
 class ClassicSide:
-    """What a member has besides when it speaks the classic protocol."""
+    """Additional state of a member that speaks the classic protocol."""
 
     session_timeout_ms: int
     protocols: Protocols
-    due: float | None = None  # monotonic: by then it has joined again, or asked for what it was assigned
+    due: float | None = None  # monotonic deadline to rejoin or to sync
 
 
 @dataclass(slots=True)
@@ -43,12 +43,12 @@ class ConsumerMember:
     deadline: float = 0.0
     timer: Timer | None = None
     revoke_deadline: float = 0.0
-    away: bool = False  # static, left for a moment
+    away: bool = False  # a static member that has left and intends to return
     may_read: Callable[[str], bool] | None = None
-    is_outdated: bool = False  # it was told of a topic that is gone
-    is_restored: bool = False  # from before a restart, and not heard of since
-    classic: ClassicSide | None = None  # None: it speaks the new protocol
-    kept_bytes: int = 0  # see room.py
+    is_outdated: bool = False  # its assignment names a deleted topic
+    is_restored: bool = False  # from before a restart, without a heartbeat since
+    classic: ClassicSide | None = None  # None: the member speaks the consumer protocol
+    kept_bytes: int = 0  # see member_budget.py
 
     @property
     def holds(self) -> set[TopicPartition]:

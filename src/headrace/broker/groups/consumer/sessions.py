@@ -1,7 +1,7 @@
-"""Until when members of a group of the new protocol may stay: each has a session, and things to do in time.
+"""Session and rebalance timeouts of the members of a consumer group.
 
-A member of the new protocol has its rebalance timeout to give up what is not in its target; one of the classic
-protocol has it to join again when it is told to, and then to ask for what it was assigned (see mixed.py).
+A member of the consumer protocol must revoke partitions within its rebalance timeout. A classic member must rejoin
+within it when asked to, and then sync (see classic_members.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -12,8 +12,8 @@ from headrace.clock import Clock
 
 
 class Sessions:
-    """Those of one group, which owns it. `members` is the group's own table; `over` is told of each that is too late,
-    and drops it. What is heard of a member does not touch its timer: that finds out when it goes off."""
+    """The sessions of one group. `members` is the group's own table; `expired` is called for each member that is too
+    late, and drops it. A heartbeat does not touch the member's timer: the timer checks the deadline when it fires."""
 
     def __init__(
         self,
@@ -21,23 +21,23 @@ class Sessions:
         clock: Clock,
         timers: Timers,
         timeout_ms: Callable[[], int],
-        over: Callable[[ConsumerMember], None],
+        expired: Callable[[ConsumerMember], None],
     ) -> None:
         self._members = members
         self._clock = clock
         self._timers = timers
-        self._timeout_ms = timeout_ms  # of members that speak the new protocol: others say theirs
-        self._over = over
+        self._timeout_ms = timeout_ms  # for the consumer protocol; classic members send their own
+        self._expired = expired
 
     def heard_of(self, member: ConsumerMember) -> None:
-        """Its session begins anew."""
+        """Renew the member's session."""
         session_s = self._session_s(member)
         member.deadline = self._clock.monotonic() + session_s
         if member.timer is None:
             member.timer = self._timers.call_later(session_s, lambda: self._look_at(member))
 
     def restored(self, member: ConsumerMember) -> None:
-        """After a restart it has all the time again."""
+        """After a restart, every timeout starts over."""
         now = self._clock.monotonic()
         member.deadline = now + self._session_s(member)
         member.revoke_deadline = now + member.rebalance_timeout_ms / 1000
@@ -48,14 +48,14 @@ class Sessions:
         self.look_again(member)
 
     def told_to_join(self, member: ConsumerMember) -> None:
-        """One that speaks the classic protocol. To be told once more gives it no more time."""
+        """Ask a classic member to rejoin. Asking again does not extend its deadline."""
         assert member.classic is not None
         if member.classic.due is None:
             member.classic.due = self._clock.monotonic() + member.rebalance_timeout_ms / 1000
             self.look_again(member)
 
     def look_again(self, member: ConsumerMember) -> None:
-        """There is something that it has to do earlier than the timer knows."""
+        """Reset the timer after a deadline became earlier."""
         self.end(member)
         self._look_at(member)
 
@@ -74,10 +74,10 @@ class Sessions:
         deadline = member.deadline
         if member.classic is not None:
             deadline = min(deadline, deadline if member.classic.due is None else member.classic.due)
-        elif member.state is MemberState.REVOKING:  # alive, but in the way of others for too long
+        elif member.state is MemberState.REVOKING:  # alive, but blocking other members
             deadline = min(deadline, member.revoke_deadline)
         left_s = deadline - self._clock.monotonic()
         if left_s > 0:
             member.timer = self._timers.call_later(left_s, lambda: self._look_at(member))
         else:
-            self._over(member)
+            self._expired(member)

@@ -1,7 +1,7 @@
-"""What a restart has to know of groups of the new protocol: who is in them, and how far each is on its way.
+"""Durable state of consumer groups: their members, and each member's progress towards its target.
 
-Written when it changes, not with every heartbeat, and durable before a member is told: one that was told of partitions
-which a crash gave back to another would be thrown out, and what others have given up for it would be nobody's.
+It is written when it changes, not with every heartbeat, and it is durable before the member gets the response.
+Otherwise a crash could return partitions to their former owner while the new owner already reads them.
 """
 
 import logging
@@ -21,11 +21,11 @@ logger = logging.getLogger("headrace.broker")
 
 CONSUMER_GROUPS = "consumer.groups"
 MEMBERS = "consumer.members"
-POSITIONS = "consumer.positions"  # apart from members: a new target changes those of many
+POSITIONS = "consumer.positions"  # separate from MEMBERS: a new target changes many positions
 
 Items = Callable[[str], Iterable[tuple[bytes, bytes]]]
 ByTopic = dict[str, set[int]]
-Change = tuple[str, bytes, bytes | None]  # table, key, value; None: gone
+Change = tuple[str, bytes, bytes | None]  # table, key, value; None deletes
 
 
 class SavedConsumerGroup(msgspec.Struct, frozen=True, array_like=True):
@@ -48,7 +48,7 @@ class SavedConsumer(msgspec.Struct, frozen=True, array_like=True):
     topics: frozenset[str]
     pattern: str
     assignor: str | None
-    classic: SavedClassic | None = None  # of a member that speaks the classic protocol
+    classic: SavedClassic | None = None  # for a member that speaks the classic protocol
 
 
 class SavedPosition(msgspec.Struct, frozen=True, array_like=True):
@@ -68,24 +68,24 @@ Saved = tuple[SavedConsumer, SavedPosition]
 
 @dataclass(slots=True)
 class _Kept:
-    """What the journal has of a group, or will have when it comes to it."""
+    """A group as the journal has it, or will have it once the pending change is durable."""
 
     group: SavedConsumerGroup | None = None
-    members: dict[str, Saved | None] = field(default_factory=dict)  # None: something, but not what it should be
-    again: set[str] = field(default_factory=set)  # members of which that is so
-    under_way: Ticket | None = None  # the last change that is not durable yet
-    error: HeadraceError | None = None  # why the last one is not
+    members: dict[str, Saved | None] = field(default_factory=dict)  # None: the stored value is unknown
+    again: set[str] = field(default_factory=set)  # members to write again
+    under_way: Ticket | None = None  # the last change, while it is not durable
+    error: HeadraceError | None = None  # why the last change failed
 
 
 class ConsumerStore:
-    """Owned by the broker's Groups; every method runs on the owner thread."""
+    """Owned by Groups; every method runs on the event loop's thread."""
 
     def __init__(self, begin: Callable[[], StagedEntry]) -> None:
         self._begin = begin
         self._kept: dict[str, _Kept] = {}
 
     def load(self, items: Items, make: Callable[[str], ConsumerGroup]) -> None:
-        """A group of which something can not be read is there without members: all of them join again."""
+        """Load all groups. A group with unreadable state is restored without members, and they all rejoin."""
         groups = {key.decode(): value for key, value in items(CONSUMER_GROUPS)}
         members, positions = _by_group(items(MEMBERS)), _by_group(items(POSITIONS))
         for group_id in groups.keys() | members.keys() | positions.keys():
@@ -98,7 +98,7 @@ class ConsumerStore:
                     raise msgspec.ValidationError("members and their positions do not match")
                 kept.members.update({one: _decode(of[one], at[one]) for one in of})
             except (msgspec.MsgspecError, InvalidPattern) as error:
-                logger.warning("members of group %r are forgotten and join again: %s", group_id, error)
+                logger.warning("group %r: the saved members are unreadable and have to rejoin: %s", group_id, error)
                 kept.members = dict.fromkeys(of.keys() | at.keys())
                 kept.again = set(kept.members)
             if kept.group is not None:
@@ -119,7 +119,7 @@ class ConsumerStore:
 
     def _stage(self, kept: _Kept, changes: list[Change], member_ids: set[str]) -> None:
         def failed(error: HeadraceError) -> None:
-            """The next heartbeat of anybody in the group tries again."""
+            """The next heartbeat of any member retries."""
             kept.group = None
             kept.members.update(dict.fromkeys(member_ids))
             kept.again |= member_ids
@@ -142,7 +142,7 @@ class ConsumerStore:
             ticket.add_callback(ended)
 
     def when_kept(self, group_id: str, answer: Answer) -> None:
-        """answer(None) once all that the group is now would survive a crash, answer(error) if it would not."""
+        """Call answer(None) once the group's present state is durable, or answer(error)."""
         kept = self._kept.get(group_id)
         if kept is None or kept.under_way is None:
             answer(None if kept is None else kept.error)
@@ -150,7 +150,7 @@ class ConsumerStore:
             kept.under_way.add_callback(lambda _: answer(kept.error))
 
     def forget(self, group_id: str) -> None:
-        """Nobody waits for it: what a crash brings back has no members, or loses them when their sessions end."""
+        """Not awaited: a group that a crash restores loses its members when their sessions expire."""
         kept = self._kept.pop(group_id, None)
         if kept is None:
             return
@@ -197,7 +197,7 @@ def _by_group(items: Iterable[tuple[bytes, bytes]]) -> dict[str, dict[str, bytes
 def _decode(who: bytes, where: bytes) -> Saved:
     member = msgspec.msgpack.decode(who, type=SavedConsumer)
     if member.assignor is not None and member.assignor not in ASSIGNORS:
-        raise msgspec.ValidationError(f"there is no assignor {member.assignor!r}")
+        raise msgspec.ValidationError(f"unknown assignor {member.assignor!r}")
     if member.pattern:
         compile_pattern(member.pattern)
     return member, msgspec.msgpack.decode(where, type=SavedPosition)
@@ -231,7 +231,7 @@ def _saved(group: ConsumerGroup, member: ConsumerMember) -> Saved:
 
 
 def _restored(kept: _Kept) -> Iterator[tuple[ConsumerMember, set[TopicPartition], frozenset[str]]]:
-    """(member, its target, what its pattern matches and it may not read)."""
+    """(member, its target, its hidden topics) for each member."""
     for member_id, saved in kept.members.items():
         if saved is None:
             continue

@@ -1,7 +1,8 @@
-"""Share groups (KIP-932): members that take records from the same partitions, one record at a time each.
+"""The registry of share groups (KIP-932): members acquire single records of shared partitions.
 
-Every member reads all partitions of its topics; the broker hands out records under a lock. Where a group begins
-is durable before its first member is answered, what it has settled before an acknowledgement is.
+Every member reads all partitions of its topics; the broker locks each record for the member that acquires it. The start
+offset of a group is durable before its first member gets a response; settled records are durable before their
+acknowledgement is confirmed.
 """
 
 import asyncio
@@ -48,7 +49,7 @@ class ShareGroup:
     epoch: int = 0
     members: dict[str, ShareMember] = field(default_factory=dict)
     partitions: dict[int, SharePartition] = field(default_factory=dict)  # by log id
-    waiting: set[Callable[[], object]] = field(default_factory=set)  # called when something came back
+    waiting: set[Callable[[], object]] = field(default_factory=set)  # called when records were returned
 
     @property
     def state(self) -> str:
@@ -56,7 +57,7 @@ class ShareGroup:
 
 
 class ShareGroups:
-    """Owned by the broker; every method runs on the loop's thread."""
+    """Owned by the broker; every method runs on the event loop's thread."""
 
     def __init__(
         self, shard: Shard, clock: Clock, timers: Timers, topics: Callable[[], Mapping[str, int]], room: MemberBudget
@@ -67,9 +68,9 @@ class ShareGroups:
         self._timers = timers
         self._topics = topics
         self._groups: dict[str, ShareGroup] = {}
-        self._settings: dict[str, GroupConfig] = {}  # by group, of those where somebody set something
+        self._settings: dict[str, GroupConfig] = {}  # by group, only for configured groups
         self._lock_timer: Timer | None = None
-        self._lock_look = 0.0  # when it goes off
+        self._lock_look = 0.0  # when the timer fires
         self._beginning = asyncio.Lock()
         self._configuring = asyncio.Lock()
 
@@ -88,7 +89,7 @@ class ShareGroups:
             group.members[member.member_id] = member
             self._room.keep(member, _member_bytes(member.topics, len(member.assigned)))
             group.epoch = max(group.epoch, member.epoch)
-            self._keep_alive(group, member)  # it has one session to be heard of
+            self._keep_alive(group, member)  # it has one session timeout to send a heartbeat
 
     def close(self) -> None:
         for group in self._groups.values():
@@ -118,13 +119,13 @@ class ShareGroups:
         return self._settings.get(group_id, DEFAULTS)
 
     def configured(self) -> list[str]:
-        """Groups, of whatever kind, that were told something; they need not be there yet."""
+        """Ids of groups of any type with a configuration of their own; the groups need not exist yet."""
         return [group_id for group_id, config in self._settings.items() if config != DEFAULTS]
 
     async def configure(self, group_id: str, values: Mapping[str, Any]) -> None:
-        """Changes what is named, see GroupConfig.changed."""
+        """Change the given settings, see GroupConfig.changed."""
         check_group_id(group_id)
-        async with self._configuring:  # two come at once: the second changes what the first has left
+        async with self._configuring:  # concurrent requests: the second one must see the first one's changes
             settings = self.settings_of(group_id).changed(values)
             entry = self._shard.group()
             entry.put(CONFIGS, group_id.encode(), encode(settings))
@@ -147,7 +148,7 @@ class ShareGroups:
         rack_id: str | None,
         topics: frozenset[str] | None,
     ) -> tuple[ShareMember, bool]:
-        """(the member, whether its assignment is news to it)."""
+        """Return the member, and whether its assignment must be sent."""
         check_sizes(member_id, client_id, rack_id, topics)
         if topics is not None:
             self._check_room(group_id, member_id, topics)
@@ -160,7 +161,7 @@ class ShareGroups:
             member.epoch = LEAVE_EPOCH
             return member, False
         if epoch not in (JOIN_EPOCH, member.epoch, member.previous_epoch):
-            raise FencedMemberEpoch(f"epoch {epoch}, the member is at {member.epoch}")
+            raise FencedMemberEpoch(f"epoch {epoch}, but the member is at {member.epoch}")
         member.client_id, member.client_host, member.rack_id = client_id, client_host, rack_id
         if topics is not None:
             member.topics = topics
@@ -175,7 +176,7 @@ class ShareGroups:
             group.epoch += 1
             member.previous_epoch, member.epoch = epoch, group.epoch
             member.assigned = wanted
-        if is_news or topics is not None:  # of names that no topic has nobody has news
+        if is_news or topics is not None:  # names of topics that do not exist count too
             self._room.keep(member, _member_bytes(member.topics, len(wanted)))
         self._save_member(group, member)
         return member, is_news or epoch != member.epoch
@@ -189,7 +190,7 @@ class ShareGroups:
     def _join(self, group_id: str, member_id: str, topics: frozenset[str] | None) -> tuple[ShareGroup, ShareMember]:
         check_group_id(group_id)
         if topics is None:
-            raise InvalidInput("a member that joins says what it subscribes to")
+            raise InvalidInput("a joining member must send its subscription")
         group = self._groups.get(group_id) or ShareGroup(group_id)
         member = group.members.get(member_id)
         if member is None:
@@ -214,13 +215,13 @@ class ShareGroups:
             self._stage(lambda entry: entry.put(SHARE_MEMBERS, member_key(group, member), now))
 
     def _stage(self, change: Callable[[Entry], None]) -> None:
-        """Nobody waits for it: what a crash takes back is done again."""
+        """Not awaited: what a crash loses is done again."""
         entry = self._shard.group()
         change(entry)
         try:
             entry.commit(lazy=True)
         except HeadraceError:
-            pass  # the disk's failure is told to whoever waits for it
+            pass  # callers that wait for durability get the disk's error
 
     def check_member(self, group_id: str, member_id: str) -> ShareGroup:
         group = self._groups.get(group_id)
@@ -246,8 +247,8 @@ class ShareGroups:
             self.release_member(group, member.member_id)
 
     def _drop(self, group: ShareGroup, member: ShareMember) -> None:
-        """What it holds is its own until its share session ends, or its locks do: it may leave first, and then say
-        what became of that."""
+        """Remove a member. Its acquired records stay locked until its share session or the locks end: a member may
+        leave first and acknowledge afterwards."""
         if member.timer is not None:
             member.timer.cancel()
             member.timer = None
@@ -261,11 +262,11 @@ class ShareGroups:
     # Records.
 
     async def begin(self, group: ShareGroup, logs: Iterable[Log]) -> None:
-        """Fixes, for good, where the group begins on logs that are new to it."""
+        """Set the group's start offset on logs that are new to it, durably."""
         logs = [log for log in logs if log.id not in group.partitions]
         if not logs:
             return
-        async with self._beginning:  # two members come at once: the first one's beginning holds
+        async with self._beginning:  # concurrent members: the first one sets the start
             config = self.settings_of(group.group_id)
             starts = {log: await self._beginning_of(log, config) for log in logs if log.id not in group.partitions}
             await self._set(group, {log: SharePartition(offset) for log, offset in starts.items()})
@@ -284,7 +285,7 @@ class ShareGroups:
         for log, share in started.items():
             entry.put(SHARES, share_key(group, log.id), share.save())
         await entry.commit()
-        kept = self._groups.setdefault(group.group_id, group)  # its last member may have left meanwhile
+        kept = self._groups.setdefault(group.group_id, group)  # the group's last member may have left meanwhile
         for share in started.values():
             share.settings = self.settings_of(group.group_id)
         kept.partitions.update({log.id: share for log, share in started.items() if not log.is_deleted})
@@ -296,10 +297,12 @@ class ShareGroups:
         return known
 
     def lock_deadline(self, group: ShareGroup) -> float:
-        """When a lock that the group takes now ends. Starts the clock that ends it."""
+        """The deadline of a lock that is taken now. Starts the timer that ends it."""
         lock_s = self.settings_of(group.group_id).lock_ms / 1000
         deadline = self._clock.monotonic() + lock_s
-        if self._lock_timer is not None and deadline < self._lock_look:  # another group's locks last longer
+        if (
+            self._lock_timer is not None and deadline < self._lock_look
+        ):  # the timer was set for another group's longer locks
             self._lock_timer.cancel()
             self._lock_timer = None
         if self._lock_timer is None:
@@ -320,7 +323,7 @@ class ShareGroups:
             self._lock_look = now + left_s
 
     def release(self, group_id: str, member_id: str) -> None:
-        """The member is not heard of any more, though it may be back."""
+        """Return the records of a member whose connection ended; it may reconnect."""
         group = self._groups.get(group_id)
         if group is not None:
             self.release_member(group, member_id)
@@ -330,23 +333,22 @@ class ShareGroups:
         self._came_back(group, held)
 
     def _came_back(self, group: ShareGroup, log_ids: list[int]) -> None:
-        """How often a record was tried, and that it was tried often enough, outlives a restart."""
+        """Save the delivery counts of returned records, and notify waiting members."""
         if log_ids:
             self._stage(lambda entry: self._put(entry, group, log_ids))
-            self._wake(group)
+            self._notify(group)
 
-    def _wake(self, group: ShareGroup) -> None:
-        for told in list(group.waiting):
-            told()
+    def _notify(self, group: ShareGroup) -> None:
+        for callback in list(group.waiting):
+            callback()
 
     async def save(self, group: ShareGroup, log_ids: list[int], *, is_news: bool) -> None:
-        """Durable on return. Wakes those who wait if it is news to them: something was released, or there is room for
-        more to be out."""
+        """Save the group; durable on return. Notifies waiting members if records were released or locks became free."""
         entry = self._shard.group()
         self._put(entry, group, log_ids)
         await entry.commit()
         if is_news:
-            self._wake(group)
+            self._notify(group)
 
     def _put(self, entry: Entry, group: ShareGroup, log_ids: list[int]) -> None:
         for log_id in log_ids:
@@ -361,8 +363,8 @@ class ShareGroups:
         return group
 
     async def move(self, group_id: str, starts: Mapping[Log, int]) -> None:
-        """Everything below the offset given counts as done, nothing above it does. A group that is not there is made:
-        it begins at these offsets when its first member comes."""
+        """Reset the group: offsets below the given ones count as settled, all others do not. Creates the group if it
+        does not exist; its first member then starts at these offsets."""
         check_group_id(group_id)
         if not starts:
             return
@@ -375,7 +377,7 @@ class ShareGroups:
                 await self._set(group, {log: SharePartition(offset) for log, offset in starts.items()})
 
     async def forget(self, group_id: str, log_ids: Iterable[int]) -> None:
-        """As if the group had never read these logs."""
+        """Forget the group's progress on these logs."""
         async with self._beginning:
             await self._forget(self._idle(group_id), log_ids)
 
@@ -388,8 +390,8 @@ class ShareGroups:
 
     @contextmanager
     def _hidden(self, group: ShareGroup, log_ids: Iterable[int]) -> Iterator[Iterable[int]]:
-        """While it waits for the disk a member may come: it finds none of these, and waits in begin() for what
-        becomes of them, instead of reading what is about to go."""
+        """Hide partitions while a change is written. A member that joins meanwhile waits in begin() for the result
+        instead of reading state that is about to be removed."""
         held = {log_id: group.partitions.pop(log_id) for log_id in log_ids if log_id in group.partitions}
         try:
             yield held
@@ -399,7 +401,7 @@ class ShareGroups:
             raise
 
     async def delete(self, group_id: str) -> None:
-        """How it is configured stays, as in Kafka."""
+        """Delete the group. Its configuration stays, as in Kafka."""
         async with self._beginning:
             group = self._idle(group_id)
             await self._forget(group, list(group.partitions))
@@ -408,7 +410,7 @@ class ShareGroups:
 
     def topic_deleted(self, topic: str, log_ids: list[int]) -> None:
         for group in self._groups.values():
-            for member in group.members.values():  # one made under its name is news to them: it has another id
+            for member in group.members.values():  # a new topic of the same name has another id
                 member.is_outdated = member.is_outdated or any(name == topic for name, _ in member.assigned)
                 self._save_member(group, member)
             gone = [log_id for log_id in log_ids if group.partitions.pop(log_id, None) is not None]

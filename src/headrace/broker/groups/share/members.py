@@ -1,6 +1,6 @@
-"""A member of a share group, and what a restart has to know of it: it goes on where it was, and the group is not empty.
+"""Members of a share group and their saved form, so that they continue after a restart.
 
-Written when it changes, not with every heartbeat. Nobody waits for that: one that a crash forgets joins again.
+A member is saved when it changes, not with every heartbeat, and without waiting: a member that a crash loses rejoins.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class SavedShareMember(msgspec.Struct, frozen=True, array_like=True):
     topics: list[str]
     epoch: int
     previous_epoch: int
-    counts: dict[str, int]  # of the partitions of each topic that it was told of: always all
+    counts: dict[str, int]  # topic -> number of its partitions; a member is assigned all of them
     is_outdated: bool
 
 
@@ -35,13 +35,13 @@ class ShareMember:
     rack_id: str | None = None
     topics: frozenset[str] = frozenset()
     epoch: int = 0
-    previous_epoch: int = 0  # the answer that told it the other one may be lost
+    previous_epoch: int = 0  # still accepted: the response with the new epoch may be lost
     assigned: frozenset[TopicPartition] = frozenset()
     timer: Timer | None = None
     deadline: float = 0.0
-    is_outdated: bool = False  # it was told of a topic that is gone
+    is_outdated: bool = False  # its assignment names a deleted topic
     saved: bytes = b""
-    kept_bytes: int = 0  # see groups/room.py
+    kept_bytes: int = 0  # see groups/member_budget.py
 
     def save(self) -> bytes:
         counts: dict[str, int] = {}
@@ -77,8 +77,8 @@ def restored(member_id: str, value: bytes) -> ShareMember:
 
 
 def check_sizes(member_id: str, client_id: str, rack_id: str | None, topics: frozenset[str] | None) -> None:
-    """All of it is stored."""
+    """Bound what a heartbeat may make the broker store."""
     if any(len(one or "") > ID_CHARACTERS_MAX for one in (member_id, client_id, rack_id)):
-        raise InvalidInput(f"an id of more than {ID_CHARACTERS_MAX} characters")
+        raise InvalidInput(f"an id exceeds {ID_CHARACTERS_MAX} characters")
     if sum(map(len, topics or ())) > NAMES_CHARACTERS_MAX:
-        raise InvalidInput(f"a subscription of more than {NAMES_CHARACTERS_MAX} characters")
+        raise InvalidInput(f"the subscription exceeds {NAMES_CHARACTERS_MAX} characters")

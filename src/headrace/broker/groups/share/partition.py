@@ -1,7 +1,7 @@
-"""A share partition: one log read by a share group as a queue. Which offsets are done, out, or came back.
+"""A share partition: one log that a share group reads like a queue.
 
-On the settle sets that AMQP queues use: memory grows with what is out and with holes, not with the
-backlog. Pure: time is passed in, and what must be durable is encoded here and written by share_groups.py.
+It tracks which offsets are settled, acquired or returned, with the range sets that AMQP queues use: memory grows with
+acquired records and gaps, not with the backlog. No I/O: time is passed in, and share/groups.py writes the saved state.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
 
 
 class Acquired(NamedTuple):
-    """[first, last] are out for the same time as often."""
+    """Offsets first to last, acquired with the same delivery count."""
 
     first: int
     last: int
@@ -32,7 +32,7 @@ class Lock:
 
 
 class SavedShare(msgspec.Struct, frozen=True, array_like=True):
-    """Everything below start is done, and the settled ranges above it. What was out comes back after a crash."""
+    """Offsets below start and the ranges in `settled` are done. Acquired records are returned after a crash."""
 
     start: int
     settled: list[tuple[int, int]]
@@ -42,8 +42,8 @@ class SavedShare(msgspec.Struct, frozen=True, array_like=True):
 class SharePartition:
     def __init__(self, start: int, saved: SavedShare | None = None, settings: GroupConfig = DEFAULTS) -> None:
         self.settings = settings
-        self.start = saved.start if saved else start  # everything below is done
-        self.next = self.start  # nothing at or above was ever out
+        self.start = saved.start if saved else start  # all offsets below are settled
+        self.next = self.start  # no offset from here on was ever acquired
         self._settled = RangeSet(saved.settled) if saved else RangeSet()
         self._returned = RangeSet()
         self._attempts: dict[int, int] = dict(saved.attempts) if saved else {}
@@ -55,11 +55,11 @@ class SharePartition:
 
     @property
     def is_full(self) -> bool:
-        """As many records are out as may be."""
+        """Whether the group has acquired as many records as it may."""
         return self.locked >= self.settings.locks_max
 
     def lag(self, log_start: int, end: int) -> int:
-        """How many records below end are not done; those that retention took are nobody's any more."""
+        """Number of unsettled records below `end`; records that retention deleted do not count."""
         start = max(self.start, log_start)
         return max(0, end - start - self._settled.count(start, end))
 
@@ -68,23 +68,23 @@ class SharePartition:
         attempts.update({offset: lock.count for offset, lock in self._locks.items()})
         return msgspec.msgpack.encode(SavedShare(self.start, list(self._settled), attempts))
 
-    # Taking.
+    # Acquiring.
 
     def available(self, log_start: int, end: int) -> int | None:
-        """The first offset below end that can be handed out, None if there is none."""
+        """The first offset below `end` that can be acquired, or None."""
         if log_start > self.start:
-            self._settle(self.start, log_start)  # retention was faster than the group
+            self._settle(self.start, log_start)  # retention deleted unread records
         if self.is_full:
             return None
         returned = self._returned.first()
         if returned is not None:
-            return returned[0] if returned[0] < end else None  # not, if the group was told to wait for commits
+            return returned[0] if returned[0] < end else None  # above the end if the group reads committed records only
         self._skip_settled()
         return self.next if self.next < end else None
 
     def acquire(self, member: str, start: int, end: int, records_max: int, deadline: float) -> list[Acquired]:
-        """Hand out what can be of [start, end), records_max at most. What is tried for the last time goes alone: if it
-        is what ends who takes it, nothing is given up with it."""
+        """Acquire up to records_max available records of [start, end). A record on its last attempt is delivered alone,
+        so that a poison record cannot take others down with its consumer."""
         taken: list[Acquired] = []
         room = min(records_max, self.settings.locks_max - self.locked)
         offset = start
@@ -114,7 +114,7 @@ class SharePartition:
         return taken
 
     def archive(self, start: int, end: int) -> None:
-        """Nobody is to have these any more. Those that somebody has got are looked at again when they come back."""
+        """Settle [start, end) except for acquired records: those are checked again when they are released."""
         held = sorted(offset for offset in self._locks if start <= offset < end)
         for first, last in zip([start, *(offset + 1 for offset in held)], [*held, end], strict=True):
             if first < last:
@@ -127,11 +127,11 @@ class SharePartition:
                 return
             self.next = hole[0]
 
-    # Giving back.
+    # Acknowledging and releasing.
 
     def acknowledge(self, member: str, first: int, last: int, types: Sequence[int], deadline: float) -> None:
-        """One type for the whole range, or one for each offset. Raises, and changes nothing, unless the member
-        holds them all."""
+        """Apply acknowledgements, one type for the whole range or one per offset. Raises and changes nothing unless the
+        member has acquired them all."""
         self.check(member, first, last, types)
         for offset in range(first, last + 1):
             kind = types[0] if len(types) == 1 else types[offset - first]
@@ -145,18 +145,18 @@ class SharePartition:
 
     def check(self, member: str, first: int, last: int, types: Sequence[int]) -> None:
         if last < first or last - first >= self.locked or len(types) not in (1, last - first + 1):
-            raise InvalidRecordState(f"{len(types)} acknowledgements for {first} to {last}")
+            raise InvalidRecordState(f"{len(types)} acknowledgement types for offsets {first} to {last}")
         if any(not GAP <= kind <= RENEW for kind in types):
-            raise InvalidRecordState(f"acknowledgements of types {sorted(set(types))}")
+            raise InvalidRecordState(f"unknown acknowledgement types in {sorted(set(types))}")
         if RENEW in types and not self.settings.renews:
-            raise InvalidRecordState("locks of this group are not renewed")
+            raise InvalidRecordState("this group does not allow lock renewal")
         for offset in range(first, last + 1):
             lock = self._locks.get(offset)
             if lock is None or lock.member != member:
-                raise InvalidRecordState(f"offset {offset} is not held by {member!r}")
+                raise InvalidRecordState(f"offset {offset} is not acquired by {member!r}")
 
     def release_member(self, member: str) -> bool:
-        """The member is gone: what it held comes back."""
+        """Return everything that the member had acquired."""
         held = [offset for offset, lock in self._locks.items() if lock.member == member]
         for offset in held:
             self._release(offset)
@@ -174,7 +174,7 @@ class SharePartition:
     def _release(self, offset: int) -> None:
         lock = self._locks.pop(offset)
         if lock.count >= self.settings.attempts_max:
-            self._settle(offset, offset + 1)  # tried often enough: archived, as Kafka calls it
+            self._settle(offset, offset + 1)  # the last attempt failed: Kafka calls the record archived
         else:
             self._attempts[offset] = lock.count
             self._returned.add(offset, offset + 1)

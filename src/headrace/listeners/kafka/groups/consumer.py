@@ -63,7 +63,7 @@ async def consumer_group_heartbeat(listener: "KafkaListener", request: Request, 
     values: dict[str, Any] = {
         "member_id": answer.member_id,
         "member_epoch": answer.epoch,
-        "heartbeat_interval": groups.told(fields.group_id).consumer_heartbeat_interval_ms,
+        "heartbeat_interval": groups.config_of(fields.group_id).consumer_heartbeat_interval_ms,
     }
     if answer.assignment is not None:
         values["assignment"] = {"topic_partitions": by_topic(listener, answer.assignment)}
