@@ -1,5 +1,5 @@
-"""Avro schemas: parsing, and whether one can read what was written with another (the specification's schema
-resolution, as Java's SchemaCompatibility decides it)."""
+"""Avro schemas: parsing, and compatibility by the specification's schema resolution, with the results of Java's
+SchemaCompatibility."""
 
 import json
 import re
@@ -12,10 +12,10 @@ from headrace.schemas import avro_text
 
 TEXT_BYTES_MAX = 1 << 20
 DEPTH_MAX = 100
-STEPS_MAX = 600_000  # of a comparison: two seconds
-REASONS_MAX = 50  # of a type: a record with twice the same type has each of its reasons twice
+STEPS_MAX = 600_000  # per comparison: about two seconds
+REASONS_MAX = 50  # per type: a record that uses a type twice repeats all of its reasons
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
-# Whose values a reader of the first kind takes for its own.
+# Reader type -> writer types whose values it can read.
 PROMOTED = {
     "long": {"int"},
     "float": {"int", "long"},
@@ -28,14 +28,14 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One type. What its kind has no use for stays empty."""
+    """One type. Attributes that its kind does not use stay empty."""
 
     kind: str
-    name: str = ""  # full
+    name: str = ""  # the full name
     aliases: tuple[str, ...] = ()
     fields: "dict[str, Field]" = field(default_factory=dict)
     symbols: tuple[str, ...] = ()
-    default: str | None = None  # of an enum
+    default: str | None = None  # for an enum
     size: int = 0
     inner: "tuple[Node, ...]" = ()  # items, values, or the branches of a union
 
@@ -55,11 +55,11 @@ class Avro:
         self.text = text
         self.references = references
         self._root = root
-        self._known = known  # types that references define
+        self._known = known  # full names of the types that references define
 
     @classmethod
     def parse(cls, text: str, references: Mapping[str, str]) -> "Avro":
-        """References: by name, in an order in which each has what it needs before it. InvalidInput for what is none."""
+        """Parse a schema. `references` are ordered so that each comes after those it needs. Raises InvalidInput."""
         parser = _Parser()
         for name, referred in references.items():
             parser.whole(referred, f"reference {name[:80]!r}: ")
@@ -71,13 +71,13 @@ class Avro:
         return avro_text.write(avro_text.load(self.text), self._known, normalized=True)
 
     def breaks(self, writer: "Avro") -> list[str]:
-        """Why a reader with this schema could not read all that is written with the other."""
+        """Why a reader with this schema cannot read all data of the writer's schema; empty if it can."""
         try:
             return _Comparison().differences(self._root, writer._root)
-        except RecursionError:  # a chain of named types is not nested, and may be long
-            return ["TOO_DEEP at /: the types refer to each other too deep to be compared"]
+        except RecursionError:  # a chain of named types is not nested, so its length is unbounded
+            return ["TOO_DEEP at /: the types refer to each other too deeply to be compared"]
         except _TooManySteps:
-            return ["TOO_MANY at /: there are too many pairs of types to be compared"]
+            return ["TOO_MANY at /: there are too many pairs of types to compare"]
 
 
 class _TooManySteps(Exception):
@@ -88,8 +88,8 @@ class _Parser:
     def __init__(self) -> None:
         self.names: dict[str, Node] = {}
         self.used: set[str] = set()
-        # Each part of a default and each type once: unions of records try them again and again.
-        self._fitting: dict[tuple[int, int], bool] = {}  # of one default: others may get the same ids
+        # Caches whether a part of a default fits a type: unions of records would check the same pair many times.
+        self._fitting: dict[tuple[int, int], bool] = {}  # for one default only: ids of objects are reused
 
     def whole(self, text: str, where: str = "") -> tuple[Node, Any]:
         if len(text) > TEXT_BYTES_MAX:
@@ -97,9 +97,9 @@ class _Parser:
         try:
             value = avro_text.load(text)
         except RecursionError:
-            raise InvalidInput(f"{where}the schema is nested too deep") from None
+            raise InvalidInput(f"{where}the schema is nested too deeply") from None
         except ValueError as error:
-            raise InvalidInput(f"{where}an Avro schema is JSON: {error}") from None
+            raise InvalidInput(f"{where}an Avro schema must be JSON: {error}") from None
         try:
             return self._node(value, "", 0), value
         except InvalidInput as error:
@@ -107,13 +107,13 @@ class _Parser:
 
     def _node(self, value: Any, namespace: str, depth: int) -> Node:
         if depth > DEPTH_MAX:
-            raise InvalidInput("the schema is nested too deep")
+            raise InvalidInput("the schema is nested too deeply")
         if isinstance(value, str):
             return self._named(value, namespace)
         if isinstance(value, list):
             return self._union(value, namespace, depth)
         if not isinstance(value, dict) or "type" not in value:
-            raise InvalidInput(f"this is no type: {json.dumps(value)[:80]}")
+            raise InvalidInput(f"not a type: {json.dumps(value)[:80]}")
         kind = value["type"]
         match kind:
             case "record" | "error":
@@ -125,7 +125,7 @@ class _Parser:
             case "array" | "map":
                 part = "items" if kind == "array" else "values"
                 if part not in value:
-                    raise InvalidInput(f"a type {kind} says its {part}")
+                    raise InvalidInput(f"a type {kind} must have {part}")
                 return Node(kind, inner=(self._node(value[part], namespace, depth + 1),))
         return self._node(kind, namespace, depth + 1)  # {"type": "long", "logicalType": ...}, {"type": {...}}
 
@@ -137,15 +137,15 @@ class _Parser:
             if one in self.names:
                 self.used.add(one)
                 return self.names[one]
-        raise InvalidInput(f"there is no type {name[:80]!r}")
+        raise InvalidInput(f"unknown type {name[:80]!r}")
 
     def _union(self, branches: list[Any], namespace: str, depth: int) -> Node:
         found = tuple(self._node(branch, namespace, depth + 1) for branch in branches)
         kinds = [str(node) for node in found]
         if "union" in kinds:
-            raise InvalidInput("a union has no union in it")
+            raise InvalidInput("a union must not contain a union")
         if len(set(kinds)) < len(kinds):
-            raise InvalidInput(f"a union has {next(k for k in kinds if kinds.count(k) > 1)} twice")
+            raise InvalidInput(f"a union contains {next(k for k in kinds if kinds.count(k) > 1)} twice")
         return Node("union", inner=found)
 
     def _record(self, value: dict[str, Any], namespace: str, depth: int) -> Node:
@@ -155,7 +155,7 @@ class _Parser:
             raise InvalidInput(f"record {node.name} has no list of fields")
         for one in fields:
             if not isinstance(one, dict) or "type" not in one:
-                raise InvalidInput(f"a field of {node.name} has a name and a type")
+                raise InvalidInput(f"a field of {node.name} needs a name and a type")
             name = _name(one.get("name"), f"a field of {node.name}")
             if name in node.fields:
                 raise InvalidInput(f"record {node.name} has the field {name} twice")
@@ -169,22 +169,23 @@ class _Parser:
         node, _ = self._define("enum", value, namespace)
         node.symbols = tuple(_name(symbol, f"a symbol of {node.name}") for symbol in _strings(value, "symbols"))
         if not node.symbols or len(set(node.symbols)) < len(node.symbols):
-            raise InvalidInput(f"enum {node.name} has symbols, and each once")
+            raise InvalidInput(f"enum {node.name} needs symbols, each of them once")
         node.default = value.get("default")
         if "default" in value and node.default not in node.symbols:
-            raise InvalidInput(f"the default of enum {node.name} is none of its symbols")
+            raise InvalidInput(f"the default of enum {node.name} is not one of its symbols")
         return node
 
     def _fixed(self, value: dict[str, Any], namespace: str) -> Node:
         node, _ = self._define("fixed", value, namespace)
         size = value.get("size")
         if type(size) is not int or size < 0:
-            raise InvalidInput(f"fixed {node.name} has a size")
+            raise InvalidInput(f"fixed {node.name} needs a size")
         node.size = size
         return node
 
     def _define(self, kind: str, value: dict[str, Any], namespace: str) -> tuple[Node, str]:
-        """The node, known from now on (its fields may be of its own type), and the namespace inside of it."""
+        """Register a named type before its fields are parsed, because they may refer to it. Returns the node and the
+        namespace inside it."""
         name = value.get("name")
         own = value.get("namespace")
         if isinstance(name, str) and "." in name:
@@ -192,33 +193,33 @@ class _Parser:
         elif own is None:
             own = namespace
         if not isinstance(own, str) or (own and not all(NAME.fullmatch(part) for part in own.split("."))):
-            raise InvalidInput(f"this is no namespace: {str(own)[:80]!r}")
+            raise InvalidInput(f"not a namespace: {str(own)[:80]!r}")
         name = _name(name, f"a type {kind}")
         if name in PRIMITIVES:
             raise InvalidInput(f"{name} is the name of a primitive type")
         full = f"{own}.{name}" if own else name
         if full in self.names:
-            raise InvalidInput(f"there are two types {full}")
+            raise InvalidInput(f"type {full} is defined twice")
         aliases = tuple(alias if "." in alias or not own else f"{own}.{alias}" for alias in _strings(value, "aliases"))
         node = self.names[full] = Node(kind, full, aliases)
         return node, own
 
     def _check_default(self, value: Any, node: Node, where: str, depth: int) -> None:
-        """A union's default is of any of its branches (since Avro 1.12)."""
+        """Raise unless the default fits the type; for a union, any branch will do (since Avro 1.12)."""
         self._fitting.clear()
         if not self._fits(value, node, depth):
-            raise InvalidInput(f"the default of {where} is no {node}")
+            raise InvalidInput(f"the default of {where} is not a valid {node}")
 
     def _fits(self, value: Any, node: Node, depth: int) -> bool:
-        """Whether a default is one of the type."""
+        """Whether a default is a value of the type."""
         if depth > DEPTH_MAX:
             return False
         pair = (id(value), id(node))
         if pair not in self._fitting:
-            self._fitting[pair] = self._fits_anew(value, node, depth + 1)
+            self._fitting[pair] = self._fits_uncached(value, node, depth + 1)
         return self._fitting[pair]
 
-    def _fits_anew(self, value: Any, node: Node, depth: int) -> bool:
+    def _fits_uncached(self, value: Any, node: Node, depth: int) -> bool:
         match node.kind:
             case "fixed":
                 return isinstance(value, str) and len(value) == node.size
@@ -259,7 +260,7 @@ FITS: dict[str, Callable[[Any], bool]] = {
 
 
 class _Comparison:
-    """Each pair of named types is looked at once: they may contain themselves."""
+    """Compares each pair of named types once, because types may contain themselves."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, int], list[str]] = {}
@@ -294,7 +295,7 @@ class _Comparison:
         pair = (id(reader), id(writer))
         if pair in self._seen:
             return self._seen[pair]
-        self._seen[pair] = []  # while it is looked at: what it contains of itself breaks nothing by itself
+        self._seen[pair] = []  # while in progress: a recursive occurrence adds no reason of its own
         found = list(_names(reader, writer, at))
         if reader.kind == "fixed" and reader.size != writer.size:
             found.append(f"FIXED_SIZE_MISMATCH at {at}size: the reader has {reader.size}, the writer {writer.size}")
@@ -312,7 +313,7 @@ class _Comparison:
 
 
 def _names(reader: Node, writer: Node, at: str) -> "list[str]":
-    """Namespaces may differ, as in Java."""
+    """The namespaces may differ, as in Java."""
     if reader.name.rpartition(".")[2] == writer.name.rpartition(".")[2] or writer.name in reader.aliases:
         return []
     return [f"NAME_MISMATCH at {at}name: the reader has {reader.name}, the writer {writer.name}"]
@@ -320,12 +321,12 @@ def _names(reader: Node, writer: Node, at: str) -> "list[str]":
 
 def _name(value: Any, what: str) -> str:
     if not isinstance(value, str) or NAME.fullmatch(value) is None:
-        raise InvalidInput(f"{what} has a name of letters, digits and underscores, not {str(value)[:80]!r}")
+        raise InvalidInput(f"{what} needs a name of letters, digits and underscores, not {str(value)[:80]!r}")
     return value
 
 
 def _strings(value: dict[str, Any], key: str) -> tuple[str, ...]:
     found = value.get(key, [])
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise InvalidInput(f"{key} is a list of strings")
+        raise InvalidInput(f"{key} must be a list of strings")
     return tuple(found)

@@ -1,8 +1,8 @@
-"""The one text of an Avro schema: keys in the order of Java's Schema.toString, names as short as they can be. It is
-what Confluent's registry stores, so what was registered there is found again here, however it was typed.
+"""The canonical text of an Avro schema: keys in the order of Java's Schema.toString, names as short as possible.
 
-A normalized text has also lost the order of what has none: properties that Avro does not know, aliases, and the keys of
-defaults. As in Confluent's registry a description that is empty goes, and the default of a number is one of its kind.
+Confluent's registry stores the same text, so a schema that was registered there is found here, however it was typed.
+Normalization also sorts what has no order: properties unknown to Avro, aliases, and the keys of defaults. As in
+Confluent's registry, it drops empty descriptions and converts numeric defaults to the field's type.
 """
 
 import json
@@ -14,28 +14,28 @@ from headrace.errors import InvalidInput
 NAMED = frozenset({"record", "error", "enum", "fixed"})
 OF_TYPES = frozenset({"type", "name", "namespace", "doc", "fields", "items", "values", "size", "symbols", "aliases"})
 OF_FIELDS = frozenset({"name", "type", "doc", "default", "order", "aliases"})
-DECIMAL = ("logicalType", "precision", "scale")  # first, and in this order
+DECIMAL = ("logicalType", "precision", "scale")  # written first, in this order
 
 
 def load(text: str) -> Any:
-    """ValueError, or RecursionError, for what is no JSON."""
+    """Parse JSON. Raises ValueError or RecursionError."""
     return json.loads(text, parse_constant=_no_number)
 
 
 def _no_number(word: str) -> None:
-    raise ValueError(f"{word} is no number")
+    raise ValueError(f"{word} is not a number")
 
 
 def write(value: Any, known: Iterable[str], *, normalized: bool = False) -> str:
-    """Of a sound schema, with the names of the types that others define. InvalidInput for what has no text."""
+    """The text of a valid schema; `known` are the types that references define. Raises InvalidInput."""
     made = _Writer(known, normalized).node(value, "")
     try:
         text = json.dumps(made, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         text.encode()
     except UnicodeEncodeError:
-        raise InvalidInput("it has half a surrogate pair") from None
+        raise InvalidInput("the schema contains an unpaired surrogate") from None
     except ValueError:
-        raise InvalidInput("it has a number that is too large") from None
+        raise InvalidInput("the schema contains a number that is too large") from None
     return text
 
 
@@ -58,7 +58,7 @@ class _Writer:
             part = "items" if kind == "array" else "values"
             return {"type": kind, part: self.node(value[part], space), **self._properties(value, OF_TYPES)}
         if self._full(kind, space) is not None:
-            return self._reference(kind, space)  # what else is said there is nobody's
+            return self._reference(kind, space)  # other attributes of a reference are dropped
         return self._with_properties(kind, value)
 
     def _with_properties(self, kind: Any, value: dict[str, Any]) -> Any:

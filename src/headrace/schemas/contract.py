@@ -1,7 +1,6 @@
-"""What a data contract says of a schema besides its text: metadata and rules. The registry keeps them and hands them
-out; serializers do what they say.
+"""Data contracts: the metadata and rules of a schema. The registry stores and returns them; serializers apply them.
 
-Both are kept as JSON in one form, so that the same is the same however it was written.
+Both are stored as canonical JSON, so that equal contracts have equal texts.
 """
 
 from typing import Any, Literal
@@ -10,17 +9,17 @@ import msgspec
 
 from headrace.schemas import refusals
 
-VERSION = "confluent:version"  # a property that says which version it was registered as
+VERSION = "confluent:version"  # the property with the version under which the schema was registered
 NAME_MAX = 256
-CHARS_MAX = 1 << 20  # of either
+CHARS_MAX = 1 << 20  # for each of the two
 MIGRATIONS = ("UPGRADE", "DOWNGRADE", "UPDOWN")
 Mode = Literal["UPGRADE", "DOWNGRADE", "UPDOWN", "WRITE", "READ", "WRITEREAD"]
 
 
 class Metadata(msgspec.Struct, omit_defaults=True):
-    tags: dict[str, set[str]] | None = None  # of the paths in a schema
+    tags: dict[str, set[str]] | None = None  # path in the schema -> tags
     properties: dict[str, str] | None = None
-    sensitive: set[str] | None = None  # which of the properties are
+    sensitive: set[str] | None = None  # names of sensitive properties
 
 
 class Rule(msgspec.Struct, omit_defaults=True, rename="camel"):
@@ -45,13 +44,13 @@ class RuleSet(msgspec.Struct, omit_defaults=True, rename="camel"):
 
 
 def metadata_text(value: Any) -> str:
-    """RegistryError for what is none."""
+    """The canonical text of metadata; raises RegistryError."""
     return _bounded(_metadata_text(_converted(value, Metadata)))
 
 
 def metadata_read(value: Any) -> str:
-    """Of the topic, empty if there is none: a schema does not go because of what another registry says of it that
-    nobody knows here."""
+    """Metadata from the topic; empty if missing or unknown. A schema must not be lost because another registry wrote
+    metadata that this version does not understand."""
     try:
         return "" if value is None else _metadata_text(msgspec.convert(value, Metadata))
     except msgspec.ValidationError:
@@ -59,7 +58,7 @@ def metadata_read(value: Any) -> str:
 
 
 def rules_read(value: Any) -> str:
-    """As metadata_read. Whether anybody could follow them is nobody's question any more."""
+    """Like metadata_read, for rules. They were validated when they were registered."""
     try:
         return "" if value is None else _rules_text(msgspec.convert(value, RuleSet))
     except msgspec.ValidationError:
@@ -72,7 +71,7 @@ def _metadata_text(found: Metadata) -> str:
 
 
 def rules_text(value: Any) -> str:
-    """RegistryError for what is no rule set, or one that no serializer could follow."""
+    """The canonical text of a rule set; raises RegistryError if it is invalid or no serializer could apply it."""
     found = _converted(value, RuleSet)
     names: set[str] = set()
     for rules, modes, which in (
@@ -107,7 +106,7 @@ def _converted(value: Any, kind: type[Any]) -> Any:
 
 def _bounded(text: str) -> str:
     if len(text) > CHARS_MAX:
-        raise refusals.RegistryError(422, f"metadata and rules have at most {CHARS_MAX:,} characters each")
+        raise refusals.RegistryError(422, f"metadata and rules may have at most {CHARS_MAX:,} characters each")
     return text
 
 
@@ -118,7 +117,7 @@ def _text(value: Any) -> str:
 def _check(rule: Rule, names: set[str]) -> None:
     name = rule.name
     if not name or len(name) > NAME_MAX or not (name[0].isalpha() or name[0] == "_"):
-        raise refusals.invalid_rules(f"a rule has a name of letters, digits, _ and -, not {str(name)[:80]!r}")
+        raise refusals.invalid_rules(f"a rule name consists of letters, digits, _ and -, not {str(name)[:80]!r}")
     if not all(one.isalnum() or one in "_-" for one in name):
         raise refusals.invalid_rules(f"Illegal character in rule name: {name[:80]}")
     if name in names:
@@ -132,7 +131,7 @@ def _check(rule: Rule, names: set[str]) -> None:
 
 
 def _kept(rules: list[Rule] | None) -> list[Rule] | None:
-    """With what a rule is when nothing is said, as Confluent's registry stores it."""
+    """Fill in the defaults of rules, as Confluent's registry stores them."""
     return [
         msgspec.structs.replace(
             rule,
@@ -157,7 +156,7 @@ def has_rule_of(rules: str, kind: str) -> bool:
 
 
 def with_version(metadata: str, version: int | None) -> str:
-    """None: without."""
+    """The metadata with this version property; None removes it."""
     found = msgspec.json.decode(metadata, type=Metadata) if metadata else Metadata()
     kept = {name: value for name, value in (found.properties or {}).items() if name != VERSION}
     if version is not None:

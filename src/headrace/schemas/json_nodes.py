@@ -1,8 +1,8 @@
-"""A JSON Schema as nodes of one kind each, checked and with every `$ref` found.
+"""A JSON Schema as a graph of nodes with one kind each, validated and with every `$ref` resolved.
 
-The rules of compatibility compare kinds, so a schema is taken apart first: keywords of one type make a node of that
-type, whether `type` says so or not; kinds side by side are an `allOf` of them; and a list of types is an `anyOf`.
-Nothing here follows a `$ref` by recursion, so the depth of the text bounds the depth of the stack.
+The compatibility rules compare kinds, so a schema is split first: the keywords of one type form a node of that type,
+with or without a `type`; several kinds side by side form an `allOf`; a list of types forms an `anyOf`. No `$ref` is
+followed recursively, so the nesting of the text bounds the stack.
 """
 
 import json
@@ -19,18 +19,18 @@ SIZE_MAX = 1_000_000
 DEPTH_MAX = 100
 NAME_SHOWN_MAX = 100
 
-META_SCHEMAS = ("http://json-schema.org/", "https://json-schema.org/")  # known to everybody, compared by address
+META_SCHEMAS = ("http://json-schema.org/", "https://json-schema.org/")  # well-known, compared by address
 COMBINED = ("allOf", "anyOf", "oneOf")
 REFS = ("$ref", "$dynamicRef", "$recursiveRef")
 
-# Where there are schemas in a schema.
+# Keywords with schemas as values.
 ONE = (
     *("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then"),
     *("unevaluatedItems", "unevaluatedProperties"),
 )
 NAMED = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
 
-KINDS = {  # by these a schema without a type is known
+KINDS = {  # keywords that imply the type of a schema without one
     kind: frozenset(keywords.split())
     for kind, keywords in {
         "array": "additionalItems contains items maxContains maxItems minContains minItems prefixItems "
@@ -91,16 +91,16 @@ SHAPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """Its kind is a type, one of COMBINED, true, false, enum, const, not, if, ref, or a meta-schema's address."""
+    """A schema of one kind: a type, one of COMBINED, true, false, enum, const, not, if, ref, or a meta-schema's URL."""
 
     kind: str
     says: Mapping[str, Any] = field(default_factory=dict)
     one: Mapping[str, "Node"] = field(default_factory=dict)
     named: Mapping[str, Mapping[str, "Node"]] = field(default_factory=dict)
-    parts: list["Node"] = field(default_factory=list)  # of a combination, or the first items of an array
-    values: frozenset[str] = frozenset()  # of an enum as canonical text, or the required names of an object
+    parts: list["Node"] = field(default_factory=list)  # of a combination, or the positional items of an array
+    values: frozenset[str] = frozenset()  # canonical texts of an enum, or the required names of an object
     integer: bool = False
-    target: "Node | None" = None  # of a ref; never another ref
+    target: "Node | None" = None  # the target of a ref; never itself a ref
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class Document:
     root: Any
     text: str
     base: str
-    modern: bool  # since 2019-09 keywords beside a $ref count
+    modern: bool  # draft 2019-09 or later: keywords beside a $ref count
     ids: dict[str, Any] = field(default_factory=dict)
 
 
@@ -122,7 +122,7 @@ def shown(text: str) -> str:
 
 
 def pointer_to(name: str) -> str:
-    """As part of a JSON pointer, on one line."""
+    """A name as part of a JSON pointer, on one line."""
     return shown(name.replace("~", "~0").replace("/", "~1"))[1:-1]
 
 
@@ -130,7 +130,7 @@ def _joined(base: str, address: str) -> str:
     try:
         return urljoin(base, address)
     except ValueError:
-        return address  # no URL: it is found by its very name or not at all
+        return address  # not a URL: it can only match by its exact name
 
 
 def _float(digits: str) -> float | int:
@@ -141,19 +141,19 @@ def _float(digits: str) -> float | int:
 
 
 def _no_number(word: str) -> None:
-    raise ValueError(f"{word} is no number")
+    raise ValueError(f"{word} is not a number")
 
 
 def load(name: str, text: str) -> Document:
     whose = f"reference {shown(name)}: " if name else ""
     if len(text) > SIZE_MAX:
-        raise InvalidInput(f"{whose}a schema has at most {SIZE_MAX:,} characters, this one has {len(text):,}")
+        raise InvalidInput(f"{whose}the schema has {len(text):,} characters; at most {SIZE_MAX:,} are allowed")
     try:
         root = json.loads(text, parse_float=_float, parse_constant=_no_number)
         said = canonical(root)
         said.encode()
     except UnicodeEncodeError:
-        raise InvalidInput(f"{whose}not JSON: it has half a surrogate pair") from None
+        raise InvalidInput(f"{whose}not JSON: unpaired surrogate") from None
     except ValueError as error:
         raise InvalidInput(f"{whose}not JSON: {error}") from None
     except RecursionError:
@@ -182,7 +182,7 @@ def _names_of(value: Any, base: str) -> Iterator[str]:
 
 
 class Reader:
-    """Reads one schema and, of what it may refer to, what it does refer to."""
+    """Reads a schema and those of its references that it uses."""
 
     def __init__(self, text: str, references: Mapping[str, str]) -> None:
         self.document = load("", text)
@@ -196,14 +196,14 @@ class Reader:
 
     def read(self) -> Node:
         root = self._node(self.document.root, self.document, "#")
-        for node, ref, document, place in self._refs:  # grows meanwhile
+        for node, ref, document, place in self._refs:  # the list grows during the loop
             node.target = self._target(ref, document, place)
         for node, ref, _, place in self._refs:
             chain: dict[Node, None] = {}
             end = node
             while end.target is not None:
                 if end in chain:
-                    raise InvalidInput(f"the $ref {shown(ref)} at {place} leads only to itself")
+                    raise InvalidInput(f"the $ref {shown(ref)} at {place} refers only to itself")
                 chain[end] = None
                 end = end.target
             for link in chain:
@@ -214,19 +214,19 @@ class Reader:
         if isinstance(value, bool):
             return Node("true" if value else "false")
         if not isinstance(value, dict):
-            raise InvalidInput(f"a schema is an object or a boolean, at {place} there is neither")
+            raise InvalidInput(f"a schema must be an object or a boolean, at {place}")
         if id(value) not in self._nodes:
             for keyword in value:
                 if keyword in SHAPES and not SHAPES[keyword][1](value[keyword]):
                     what = SHAPES[keyword][0]
-                    raise InvalidInput(f"{keyword} is {what}, at {place} it is not")
+                    raise InvalidInput(f"{keyword} must be {what}, at {place}")
             parts = self._parts(value, document, place)
             whole = Node("allOf" if parts else "true", value, parts=parts)
             self._nodes[id(value)] = parts[0] if len(parts) == 1 else whole
         return self._nodes[id(value)]
 
     def _parts(self, value: dict[str, Any], document: Document, place: str) -> list[Node]:
-        """The nodes that a value has to fit, all of them."""
+        """The nodes that a value must all match."""
         one, named, listed = self._children(value, document, place)
         refs = [keyword for keyword in REFS[: len(REFS) if document.modern else 1] if keyword in value]
         parts = [Node("ref", value) for _ in refs]
@@ -263,7 +263,7 @@ class Reader:
         def under(keyword: str, schemas: Iterable[Any]) -> list[Node]:
             return [self._node(schema, document, f"{place}/{keyword}/{at}") for at, schema in enumerate(schemas)]
 
-        listed = {  # the same schema twice says nothing more
+        listed = {  # without duplicates
             keyword: under(keyword, {canonical(schema): schema for schema in value[keyword]}.values())
             for keyword in COMBINED
             if keyword in value
@@ -299,7 +299,7 @@ class Reader:
         elif fragment:
             value = home.ids.get("#" + fragment)
         if not isinstance(value, dict | bool):
-            raise InvalidInput(f"the $ref {shown(ref)} at {place} leads to no schema")
+            raise InvalidInput(f"the $ref {shown(ref)} at {place} does not lead to a schema")
         return self._node(value, home, shown(ref)[1:-1])
 
     def _addressed(self, address: str, document: Document) -> tuple[Document | None, Any]:
@@ -308,7 +308,7 @@ class Reader:
             for name in names:
                 if name in home.ids:
                     return home, home.ids[name]
-        if not any(name in self._names for name in names):  # not by its name, so maybe by its $id
+        if not any(name in self._names for name in names):  # not found by name: try its $id
             self._names = {self._load(name).base: name for name in self._references} | self._names
         for name in names:
             if name in self._names:
@@ -324,7 +324,7 @@ class Reader:
 
 
 def _array(value: Mapping[str, Any], one: Mapping[str, Node], listed: Mapping[str, list[Node]], closed: bool) -> Node:
-    """Of any draft in the words of draft 7: `additionalItems` is for those after `parts`, the first ones."""
+    """An array of any draft in the terms of draft 7: `additionalItems` applies to the items after `parts`."""
     if "prefixItems" in listed or closed:
         one = {**one, "items": Node("true"), "additionalItems": one.get("items", Node("true"))}
     if "contains" in value:
@@ -340,6 +340,6 @@ def _pointed(value: Any, pointer: str) -> Any:
             value = value[int(key)] if re.fullmatch("[0-9]{1,7}", key) and int(key) < len(value) else None
         else:
             value = value.get(key) if isinstance(value, dict) else None
-    if value is None and pointer.startswith("/$defs/"):  # tools write one and mean the other
+    if value is None and pointer.startswith("/$defs/"):  # some tools write $defs and mean definitions
         return _pointed(start, "/definitions/" + pointer.removeprefix("/$defs/"))
     return value

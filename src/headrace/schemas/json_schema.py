@@ -1,8 +1,8 @@
-"""JSON Schema for the registry: what is valid, and whether one schema can read what another one wrote.
+"""JSON Schema for the registry: parsing and compatibility.
 
-The rules and their names are those of Confluent's registry (its strict policy), so that a client that moves here meets
-the same answers. Like there, `if`, `format`, `propertyNames`, the schema of `contains`, and `required` names and
-`patternProperties` that meet no property with a schema are not compared.
+The rules and their names are those of Confluent's registry (strict policy), so clients get the same results. As there,
+`if`, `format`, `propertyNames`, the schema of `contains`, and `required` names and `patternProperties` without a
+matching property schema are not compared.
 """
 
 import json
@@ -18,10 +18,10 @@ STEPS_MAX = 600_000  # a second or two
 REASONS_MAX = 50
 PLACE_MAX = 50
 
-Reasons = list[tuple[str, tuple[str, ...]]]  # of what kind, where
+Reasons = list[tuple[str, tuple[str, ...]]]  # (reason, place)
 Pair = tuple[Node, Node]
 
-NOBODY_KNOWS = Node("unknown")  # fits nothing and is fit by nothing
+UNKNOWN = Node("unknown")  # compatible with nothing
 
 
 class _TooManySteps(Exception):
@@ -34,20 +34,20 @@ class JsonSchema:
         self._root = reader.read()
         self._used = {name: document.text for name, document in reader.used.items()}
         self._canonical = reader.document.text
-        # Keys stay in the order they came in, as in Confluent's registry: people read it.
+        # Keys keep their order, as in Confluent's registry, because people read the text.
         self.text = _written(reader.document.root)
         self.references = tuple(self._used)
 
     @classmethod
     def parse(cls, text: str, references: Mapping[str, str]) -> "JsonSchema":
-        """Names of references map to their texts; whatever is no JSON Schema raises InvalidInput."""
+        """Parse a schema; `references` maps names to texts. Raises InvalidInput."""
         return cls(text, references)
 
     def normalized(self) -> str:
         return _written(json.loads(self.text), sort_keys=True)
 
     def breaks(self, writer: "JsonSchema") -> list[str]:
-        """Why a reader with this schema could not read all that is valid for the writer's; empty if it can."""
+        """Why a reader with this schema cannot read all data of the writer's schema; empty if it can."""
         if (self._canonical, self._used) == (writer._canonical, writer._used):
             return []
         try:
@@ -62,15 +62,15 @@ def _written(root: Any, *, sort_keys: bool = False) -> str:
 
 
 class _Comparison:
-    """Of an original schema, the writer's, and its update, the reader's.
+    """Compares an original schema (the writer's) with its update (the reader's).
 
-    Schemas may refer to themselves. So a pair of schemas that a $ref leads to is compared by itself, and believed to
-    be compatible until it is found not to be; then those who believed it are compared again. That ends, for a pair is
-    found out only once.
+    Schemas may be recursive. So a pair of schemas behind a $ref is compared separately and assumed to be compatible
+    until it turns out not to be; then the pairs that relied on it are compared again. This terminates because a pair is
+    found incompatible at most once.
     """
 
     def __init__(self) -> None:
-        self._believers: dict[Pair, dict[Pair, None]] = {}
+        self._dependants: dict[Pair, dict[Pair, None]] = {}
         self._broken: dict[Pair, Reasons] = {}
         self._new: list[Pair] = []
         self._current: Pair
@@ -78,30 +78,30 @@ class _Comparison:
 
     def of(self, original: Node, update: Node) -> Reasons:
         self._current = root = (original.target or original, update.target or update)
-        self._believe(root)
+        self._assume(root)
         while self._new:
             self._find_broken()
-            for pair in reversed([*self._believers]):  # now that they are known, the reasons in full
+            for pair in reversed([*self._dependants]):  # all broken pairs are known now: collect the full reasons
                 if pair in self._broken:
                     self._current, self._broken[pair] = pair, self._differences(*pair)
         return self._broken.get(root, [])
 
     def _find_broken(self) -> None:
-        doubted: dict[Pair, None] = {}
-        while self._new or doubted:
-            # The new ones first: one look at what a union has to choose from, and not one for each of its pairs.
-            self._current = pair = self._new.pop() if self._new else doubted.popitem()[0]
+        recheck: dict[Pair, None] = {}
+        while self._new or recheck:
+            # New pairs first: then a union is compared once, not once for each of its broken pairs.
+            self._current = pair = self._new.pop() if self._new else recheck.popitem()[0]
             if pair not in self._broken and (reasons := self._differences(*pair)):
                 self._broken[pair] = reasons
-                doubted |= self._believers[pair]
+                recheck |= self._dependants[pair]
 
-    def _believe(self, pair: Pair) -> Reasons:
+    def _assume(self, pair: Pair) -> Reasons:
         if pair in self._broken:
             return self._broken[pair]
-        if pair not in self._believers:
-            self._believers[pair] = {}
+        if pair not in self._dependants:
+            self._dependants[pair] = {}
             self._new.append(pair)
-        self._believers[pair][self._current] = None
+        self._dependants[pair][self._current] = None
         return []
 
     def _spend(self, steps: int) -> None:
@@ -116,7 +116,7 @@ class _Comparison:
         if original is None:
             return [] if update.kind == "true" else [("SCHEMA_ADDED", place)]
         if original.target or update.target:
-            reasons = self._believe((original.target or original, update.target or update))
+            reasons = self._assume((original.target or original, update.target or update))
         else:
             reasons = self._differences(original, update)
         return [(what, (*place, *below)[:PLACE_MAX]) for what, below in reasons[:REASONS_MAX]]
@@ -132,7 +132,7 @@ class _Comparison:
         if any(not self._compare(demand, update) for demand in demands):
             return []
         if original.kind != update.kind:
-            # Kafka Connect has written decimals as strings and as numbers.
+            # Kafka Connect writes decimals both as strings and as numbers.
             decimals = original.says.get("connect.type") == update.says.get("connect.type") == "bytes"
             return [] if original.kind == "false" or update.kind == "true" or decimals else [("TYPE_CHANGED", ())]
         match original.kind:
@@ -148,7 +148,7 @@ class _Comparison:
                 self._spend((len(original.values) + len(update.values)) // 10)
                 fewer = "ENUM_ARRAY_NARROWED" if original.values > update.values else "ENUM_ARRAY_CHANGED"
                 return [] if original.values <= update.values else [(fewer, (original.kind,))]
-            case "not":  # who forbids less reads more
+            case "not":  # the reader may forbid less than the writer
                 forbidden = self._compare(update.one["not"], original.one["not"])
                 return [("NOT_TYPE_EXTENDED", ("not",))] if forbidden else []
         return []
@@ -241,7 +241,7 @@ class _Comparison:
         ]
 
     def _removed(self, what: str, schema: Node, update: Node, place: tuple[str, ...]) -> Reasons:
-        """A property or item that only the original names: the update must let it be."""
+        """A property or item that only the original has: the update must allow it."""
         if _is_open(update):
             return []
         if (covering := self._covering(update, place[-1])) is None:
@@ -251,7 +251,7 @@ class _Comparison:
         return reasons
 
     def _added(self, what: str, how: str, original: Node, schema: Node, place: tuple[str, ...]) -> Reasons:
-        """A property or item that only the update names: who wrote with the original may have written anything."""
+        """A property or item that only the update has: data of the original may contain any value there."""
         if _is_open(original):
             return [] if schema.kind == "true" else [(f"{how}_ADDED_TO_OPEN_CONTENT_MODEL", place)]
         if (covering := self._covering(original, place[-1])) is None:
@@ -261,12 +261,12 @@ class _Comparison:
         return reasons
 
     def _covering(self, node: Node, name: str) -> Node | None:
-        """What is said of a property or item that has no schema of its own."""
+        """The schema for a property or item without a schema of its own."""
         for pattern, schema in node.named.get("patternProperties", {}).items():
             self._spend(len(name))
             match _matches(pattern, name):
                 case None:
-                    return NOBODY_KNOWS
+                    return UNKNOWN
                 case True:
                     return schema
         rest = _unnamed(node)
@@ -303,14 +303,14 @@ def _needs(node: Node) -> dict[str, set[str]]:
 
 
 def _matches(pattern: str, name: str) -> bool | None:
-    """Whether the pattern is found in the name; nothing if it cannot be said, or not in a short time.
+    """Whether the pattern matches the name; None if that cannot be decided, or not quickly.
 
-    Python's matcher goes back and tries again at every repetition and alternative, so there must be few.
+    Python's regular expressions backtrack at every repetition and alternative, so only a few are allowed.
     """
     repetitions = sum(map(pattern.count, "*+?{"))
     if len(pattern) > 1_000 or (len(name) + 1) ** repetitions > 10_000 or pattern.count("(") > 1:
         return None
-    if re.search(r"\)[*+?{]|\[\[|--|&&|~~|\|\|", pattern):  # a repeated group, or what Python warns of
+    if re.search(r"\)[*+?{]|\[\[|--|&&|~~|\|\|", pattern):  # a repeated group, or syntax that Python warns about
         return None
     try:
         return re.search(pattern, name, re.ASCII) is not None
@@ -328,7 +328,7 @@ def _bounds(original: Node, update: Node, *keywords: str) -> Reasons:
         before, after = original.says.get(keyword), update.says.get(keyword)
         if after is None or after is False or (before is True and after is True):
             continue
-        if before is None or isinstance(before, bool) or isinstance(after, bool):  # booleans are of draft 4
+        if before is None or isinstance(before, bool) or isinstance(after, bool):  # draft 4 uses booleans
             reasons.append((_snake(keyword) + "_ADDED", (keyword,)))
         elif "max" in keyword.lower() and after < before:
             reasons.append((_snake(keyword) + "_DECREASED", (keyword,)))
@@ -357,7 +357,7 @@ def _number(original: Node, update: Node) -> Reasons:
 
 
 def _matched(fitting: list[list[int]]) -> int:
-    """How many can be served, each by another one of those that fit it: a maximum matching by augmenting paths."""
+    """The size of a maximum matching, by augmenting paths: `fitting` lists the candidates of each element."""
     serves: dict[int, int] = {}
     served: dict[int, int] = {}
     asked: dict[int, int] = {}
@@ -371,10 +371,10 @@ def _matched(fitting: list[list[int]]) -> int:
                 asked |= dict.fromkeys(new, one)
                 asking += [serves[other] for other in new]
                 continue
-            while one != first:  # everybody on the way takes the next one and leaves his own
+            while one != first:  # each element on the path takes the next candidate and frees its own
                 serves[free], served[one], free = one, free, served[one]
                 one = asked[free]
             serves[free], served[one] = one, free
-            asked = {}  # who was asked in vain stays of no use, but only until somebody has moved
+            asked = {}  # dead ends stay dead only until the matching changes
             break
     return len(served)

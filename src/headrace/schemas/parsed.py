@@ -1,18 +1,18 @@
-"""Schemas that were parsed lately: a new one is compared with those before it, and parsing takes ten times as long."""
+"""A cache of parsed schemas: a new version is compared with earlier ones, and parsing takes ten times as long."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
 
 from headrace.schemas.kinds import Schema
 
-CHARS_MAX = 2 << 20  # of all texts, with those of references; parsed they take up to twenty times as much
-CHARS_MIN = 200  # that the smallest one counts for
+CHARS_MAX = 2 << 20  # of all texts including references; the parsed form takes up to twenty times as much
+CHARS_MIN = 200  # the least that a schema counts for
 
 Key = tuple[str, str, tuple[tuple[str, str], ...]]
 
 
 class Parsed:
-    """The one asked for last goes last. What is parsed is never changed, so that anybody may have it."""
+    """An LRU cache. Parsed schemas are immutable, so callers may share them."""
 
     def __init__(self, chars_max: int = CHARS_MAX) -> None:
         self._chars_max = chars_max
@@ -21,7 +21,8 @@ class Parsed:
 
     @staticmethod
     def key(kind: str, text: str, references: Mapping[str, str]) -> Key:
-        """The texts of references, and not their versions: one that was deleted for good may come back as another."""
+        """Uses the texts of references, not their versions: a deleted version may be registered again with another
+        text."""
         return kind, text, tuple(references.items())
 
     def get(self, key: Key) -> Schema | None:

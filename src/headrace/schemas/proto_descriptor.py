@@ -1,8 +1,8 @@
-"""A .proto file as descriptor.proto names its parts, and the bytes of a FileDescriptorProto.
+"""The parts of a .proto file, named as in descriptor.proto, and the codec of FileDescriptorProto.
 
-The classes are the messages of descriptor.proto, each attribute with its field number, so that reading
-and writing the bytes is one walk over a table. Options are kept by name, as the text has them; a custom
-option is written as the uninterpreted_option that protoc's own parser leaves behind.
+The classes are the messages of descriptor.proto; a table maps field numbers to attributes, so that encoding and
+decoding are one walk over that table. Options are kept by name, as in the text; a custom option is encoded as the
+uninterpreted_option that protoc's parser produces.
 """
 
 import re
@@ -27,18 +27,18 @@ EDITIONS = {"2023": 1000, "2024": 1001}
 
 
 def json_name(name: str) -> str:
-    """What JSON calls a field, unless it is told otherwise."""
+    """The default JSON name of a field."""
     first, *rest = name.split("_")
     return first + "".join(part[:1].upper() + part[1:] for part in rest)
 
 
 def entry_name(field: str) -> str:
-    """The message that protoc makes for the entries of a map."""
+    """The name of the message that protoc generates for the entries of a map."""
     return "".join(part[:1].upper() + part[1:] for part in field.split("_")) + "Entry"
 
 
 def inner(scope: str, name: str) -> str:
-    """The full name of what is in a scope; the outermost one is empty."""
+    """The full name of a name in a scope; the outermost scope is empty."""
     return f"{scope}.{name}" if scope else name
 
 
@@ -47,7 +47,7 @@ class Ident(str):
 
 
 class Aggregate(str):
-    """What stands between the braces of an option's value."""
+    """The text between the braces of an option's value."""
 
 
 Value = Ident | Aggregate | bytes | int | float
@@ -60,7 +60,7 @@ class Option(NamedTuple):
 
 @dataclass(slots=True)
 class Node:
-    at: int = -1  # where it starts in the text, if it was read from one
+    at: int = -1  # its position in the text, or -1
 
 
 @dataclass(slots=True)
@@ -212,13 +212,13 @@ _UNINTERPRETED = 999
 
 
 def sorted_options(node: type[Node], options: list[Option]) -> list[Option]:
-    """In the order of their field numbers, which is all that a descriptor keeps; custom ones last, as written."""
+    """Sorted by field number, the only order that a descriptor keeps; custom options last, as written."""
     known = KNOWN_OPTIONS[node]
     return sorted(options, key=lambda option: known[option.name][0] if option.name in known else (_UNINTERPRETED,))
 
 
 def fits(kind: list[str], value: Value) -> bool:
-    """Whether an option of this kind, as KNOWN_OPTIONS has it, can have this value."""
+    """Whether an option of this kind (see KNOWN_OPTIONS) can have this value."""
     if kind == ["string"]:
         return isinstance(value, bytes)
     return isinstance(value, Ident) and value in (["true", "false"] if kind == ["bool"] else kind)
@@ -287,7 +287,7 @@ _PARTS: Final[dict[type[Node], dict[int, tuple[str, Any]]]] = {
     },
 }
 _DEFAULTS = {(node, part.name): part.default for node in _PARTS for part in fields(node)}
-_ALWAYS = {"number", "start", "end", "label"}  # required by those who read a descriptor, even if they are the default
+_ALWAYS = {"number", "start", "end", "label"}  # readers of descriptors require these even with default values
 
 
 # Writing
@@ -312,7 +312,7 @@ def _block(number: int, data: bytes) -> bytes:
 
 
 def encode(node: Node) -> bytes:
-    """The bytes of the descriptor of this part."""
+    """The encoded descriptor of this part."""
     out = bytearray()
     for number, (attribute, kind) in _PARTS[type(node)].items():
         value = getattr(node, attribute)
@@ -343,7 +343,7 @@ def _encode_options(node: type[Node], options: list[Option]) -> bytes:
         if isinstance(value, bytes):
             data = _block(number, value)
         else:
-            assert isinstance(value, Ident)  # the parser looked
+            assert isinstance(value, Ident)  # checked by the parser
             data = _number(number, value == "true" if kind == ["bool"] else kind.index(value))
         out += _block(outer[0], data) if outer else data
     return bytes(out)
@@ -366,10 +366,10 @@ def _encode_uninterpreted(name: str, value: Value) -> bytes:
 
 
 def decode(data: bytes) -> File:
-    """The file that a FileDescriptorProto describes; ValueError if the bytes are none."""
+    """Decode a FileDescriptorProto. Raises ValueError."""
     file: File = _decode(File, memoryview(data), 0)
     if file.syntax not in ("", "proto2", "proto3", "editions") or any("\n" in path for path in file.imports):
-        raise ValueError("no FileDescriptorProto")
+        raise ValueError("not a FileDescriptorProto")
     return file
 
 
@@ -380,11 +380,11 @@ def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if data[at - 1] < 0x80:
             return value & (1 << 64) - 1, at
-    raise ValueError("a varint without end")
+    raise ValueError("unterminated varint")
 
 
 def _parts(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """(field number, value): an int for varints, else the bytes."""
+    """(field number, value) pairs; the value is an int for varints and bytes otherwise."""
     at = 0
     while at < len(data):
         key, at = _read_varint(data, at)
@@ -398,7 +398,7 @@ def _parts(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         if key & 7 == 2:
             length, at = _read_varint(data, at)
         if length < 0 or at + length > len(data):
-            raise ValueError("a field that is cut short, or of an unknown wire type")
+            raise ValueError("truncated field, or unknown wire type")
         yield key >> 3, data[at : at + length]
         at += length
 
@@ -429,7 +429,7 @@ def _decode_one(node: type[Any], kind: Any, raw: int | memoryview, depth: int) -
             return [kind(_signed(raw))]
         return [_signed(value) for value in _packed(raw)]
     if isinstance(raw, int):
-        raise ValueError("a number where bytes belong")
+        raise ValueError("a varint where bytes are expected")
     if kind is Option:
         return list(_decode_options(node, raw))
     if kind is str:
@@ -442,7 +442,7 @@ def _decode_one(node: type[Any], kind: Any, raw: int | memoryview, depth: int) -
 def _matching(pattern: re.Pattern[str], raw: memoryview) -> str:
     text = str(raw, "utf-8")
     if not pattern.fullmatch(text):
-        raise ValueError(f"{text!r} is no name")
+        raise ValueError(f"{text!r} is not a name")
     return text
 
 
@@ -454,7 +454,7 @@ def _packed(raw: memoryview) -> Iterator[int]:
 
 
 def _decode_options(node: type[Node], data: memoryview, outer: tuple[int, ...] = ()) -> Iterator[Option]:
-    """The options that have a name here; values of extensions are left out, as only their numbers are known."""
+    """The known options; extension values are skipped, because only their numbers are known."""
     names = {numbers: (name, kind) for name, (numbers, kind) in KNOWN_OPTIONS[node].items()}
     features = {numbers[0] for numbers in names if len(numbers) > 1}
     for number, raw in _parts(data):

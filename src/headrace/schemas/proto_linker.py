@@ -1,7 +1,7 @@
-"""What a .proto file means: its imports found, its type names resolved, its rules held.
+"""Links a .proto file: loads its imports, resolves type names and checks the rules of the language.
 
-Names are looked up from the innermost scope outwards among what the file itself and its imports define;
-afterwards each type name in the file is its full one. All the errors name a line of the text they are in.
+Names are looked up from the innermost scope outwards, among the definitions of the file and its imports. Afterwards,
+every type name in the file is fully qualified. Every error names the line.
 """
 
 from bisect import bisect_right
@@ -30,17 +30,17 @@ from headrace.schemas.proto_descriptor import (
 from headrace.schemas.proto_tokens import at_line
 
 NAME_LENGTH_MAX = 1000
-IMPORT_DEPTH_MAX = 30  # a file in a file, each with its nesting, must fit into Python's stack
+IMPORT_DEPTH_MAX = 30  # imports and their nesting must fit into Python's stack
 CLOSED = Option("features.enum_type", Ident("CLOSED"))
 RESERVED_FOR_PROTOBUF = Range(start=19_000, end=20_000)
 
-# Words that begin something else where the name of a type may stand, so that a type of this name needs its full one.
+# Keywords that are ambiguous where a type name may stand: a type with such a name must be fully qualified.
 _KEYWORDS = {
     *(*SCALARS, *LABELS, "message", "enum", "extend", "extensions", "reserved", "option", "oneof", "group", "map"),
     "stream",
 }
 
-# What clients have without anybody registering it: path -> the messages, and after a bar the enums.
+# Files that clients have without registration: path -> messages, then enums after a bar.
 _WELL_KNOWN = {
     "google/protobuf/any.proto": "Any",
     "google/protobuf/api.proto": "Api Method Mixin",
@@ -89,9 +89,9 @@ _WELL_KNOWN = {
 @dataclass(frozen=True, slots=True)
 class Type:
     package: str
-    name: str  # within its package: Order.Line
+    name: str  # within its package, e.g. Order.Line
     is_enum: bool
-    node: Message | Enum | None  # None if it is a well-known one
+    node: Message | Enum | None  # None for a well-known type
 
 
 def is_well_known(path: str) -> bool:
@@ -99,20 +99,20 @@ def is_well_known(path: str) -> bool:
 
 
 class Linker:
-    """Links one file and, before it, all that it imports. `types` are all of them, by full name."""
+    """Links a file after all of its imports. `types` holds every type by full name."""
 
     def __init__(self, read: Callable[[str], tuple[File, str]], references: Mapping[str, str]) -> None:
         self.read, self.references = read, references
         self.types: dict[str, Type] = {}
-        self.symbols: set[str] = set()  # whatever has a full name, types too
-        self.values: dict[str, Enum] = {}  # by the full names of its values
+        self.symbols: set[str] = set()  # every full name, including types
+        self.values: dict[str, Enum] = {}  # full name of a value -> its enum
         self.extended: set[tuple[str, int]] = set()
-        self.extendable: dict[str, _Numbers] = {}  # by the message's full name
-        self.exports: dict[str, dict[str, Type]] = {}  # by path: what who imports it can name
+        self.extendable: dict[str, _Numbers] = {}  # full name of a message -> its extension ranges
+        self.exports: dict[str, dict[str, Type]] = {}  # path -> types visible to its importers
         self.open: list[str] = []
 
     def link(self, file: File, text: str) -> dict[str, Type]:
-        """Resolve all names in the file; what comes back can be named by those who import it."""
+        """Resolve all names in the file; returns the types that are visible to its importers."""
         visible: dict[str, Type] = {}
         exported: dict[str, Type] = {}
         public = set(file.public_imports)
@@ -132,7 +132,7 @@ class Linker:
     def imported(self, path: str) -> dict[str, Type]:
         if path not in self.exports:
             if path in self.open or len(self.open) >= IMPORT_DEPTH_MAX:
-                raise InvalidInput("the import leads back to itself, or too deep")
+                raise InvalidInput("the import is circular or too deep")
             if path in self.references:
                 self.open.append(path)
                 try:
@@ -157,7 +157,7 @@ def _well_known(path: str) -> dict[str, Type]:
 
 
 class _Links:
-    """The names of one file."""
+    """Links the names of one file."""
 
     def __init__(self, file: File, text: str, linker: Linker, visible: dict[str, Type]) -> None:
         self.file, self.text, self.linker, self.visible = file, text, linker, visible
@@ -167,7 +167,7 @@ class _Links:
     def fail(self, reason: str, at: int) -> InvalidInput:
         return at_line(self.text, at, reason)
 
-    # What the file defines
+    # Definitions
 
     def define(self) -> None:
         package = self.file.package
@@ -183,7 +183,7 @@ class _Links:
     def symbol(self, scope: str, name: str, at: int) -> str:
         full = inner(scope, name)
         if len(full) > NAME_LENGTH_MAX or full.count(".") > 2 * DEPTH_MAX:
-            raise self.fail("a name that is too long, or nested too deeply", at)
+            raise self.fail("the name is too long or nested too deeply", at)
         if full in self.linker.symbols:
             raise self.fail(f"{full} is defined twice", at)
         self.linker.symbols.add(full)
@@ -208,11 +208,13 @@ class _Links:
         for enum in enums:
             self.define_type(scope, enum)
             for value in enum.values:
-                self.linker.values[self.symbol(scope, value.name, value.at)] = enum  # beside the enum, as in C++
+                self.linker.values[self.symbol(scope, value.name, value.at)] = (
+                    enum  # enum values are siblings of their enum, as in C++
+                )
         for extension in extensions:
             self.symbol(scope, extension.name, extension.at)
 
-    # What it names
+    # References
 
     def resolve(self) -> None:
         package = self.file.package
@@ -234,7 +236,7 @@ class _Links:
             self.check_extension(extension, scope)
 
     def named(self, scope: str, name: str, at: int) -> tuple[str, Type]:
-        """The full name of a type, with its dot in front, and the type."""
+        """The full name of a type, with a leading dot, and the type."""
         if name.startswith("."):
             scope, name = "", name[1:]
         while True:
@@ -264,7 +266,7 @@ class _Links:
             field.type = ENUM if found.is_enum else MESSAGE
         if field.default is None:
             return
-        # Its values are defined beside the enum, so the name is known if it is there at all.
+        # Enum values are siblings of their enum.
         beside = f"{field.type_name[1:].rpartition('.')[0]}.{field.default}".lstrip(".")
         if not found.is_enum or (found.node is not None and self.linker.values.get(beside) is not found.node):
             raise self.fail(f"the default of {field.name} is not of its type", field.at)
@@ -279,7 +281,7 @@ class _Links:
         strict_json &= Option("deprecated_legacy_json_field_conflicts", Ident("true")) not in message.options
         clash = _Numbers([*message.reserved_ranges, *message.extension_ranges]).clash
         if clash is not None:
-            raise self.fail(f"{message.name}: ranges that overlap at {clash.start}", clash.at)
+            raise self.fail(f"{message.name}: overlapping ranges at {clash.start}", clash.at)
         if message.extension_ranges and self.file.syntax == "proto3":
             raise self.fail("proto3 has no extension ranges", message.at)
         for field in message.fields:
@@ -288,27 +290,27 @@ class _Links:
             if field.number in reserved or field.name in names:
                 raise self.fail(f"{message.name}: field {field.name} = {field.number} is reserved", field.at)
             if field.number in extensions:
-                raise self.fail(f"{message.name}: {field.number} is left for extensions", field.at)
+                raise self.fail(f"{message.name}: {field.number} is reserved for extensions", field.at)
             self.check_number(field)
             if strict_json and field.json_name in json_names:
-                raise self.fail(f"{message.name}: two fields are {field.json_name!r} in JSON", field.at)
+                raise self.fail(f"{message.name}: two fields have the JSON name {field.json_name!r}", field.at)
             numbers.add(field.number)
             json_names.add(field.json_name)
         self.check_map_entries(message)
 
     def check_number(self, field: Field) -> None:
         if RESERVED_FOR_PROTOBUF.start <= field.number < RESERVED_FOR_PROTOBUF.end:
-            raise self.fail(f"{field.name}: the numbers 19000 to 19999 are protobuf's own", field.at)
+            raise self.fail(f"{field.name}: the numbers 19000 to 19999 are reserved by protobuf", field.at)
 
     def check_map_entries(self, message: Message) -> None:
-        """Also written by hand, as some registries print them; then they must be what map<,> would have made."""
+        """Map entries may be written by hand, as some registries print them; they must equal those of map<,>."""
         users = {entry_name(field.name): field for field in message.fields if field.type == MESSAGE}
         for entry in message.messages:
             if entry.is_map_entry:
                 parts = [(part.name, part.number) for part in entry.fields]
                 user = users.get(entry.name, Field())
                 if parts != [("key", 1), ("value", 2)] or user.type_name.rpartition(".")[2] != entry.name:
-                    raise self.fail(f"{entry.name} is not the entry of a map", entry.at)
+                    raise self.fail(f"{entry.name} is not a valid map entry", entry.at)
 
     def check_enum(self, enum: Enum) -> None:
         is_open = self.open_enums and CLOSED not in enum.options
@@ -318,7 +320,7 @@ class _Links:
             raise self.fail(f"the first value of enum {enum.name} must be zero", enum.values[0].at)
         reserved, names, numbers = _Numbers(enum.reserved_ranges, past=0), set(enum.reserved_names), set[int]()
         if reserved.clash is not None:
-            raise self.fail(f"{enum.name}: ranges that overlap at {reserved.clash.start}", reserved.clash.at)
+            raise self.fail(f"{enum.name}: overlapping ranges at {reserved.clash.start}", reserved.clash.at)
         alias = Option("allow_alias", Ident("true")) in enum.options
         for value in enum.values:
             if value.number in numbers and not alias:
@@ -330,9 +332,9 @@ class _Links:
     def check_extension(self, field: Field, scope: str) -> None:
         field.extendee, found = self.message(scope, field.extendee, field.at)
         if self.file.syntax == "proto3" and not (found.package == "google.protobuf" and found.name.endswith("Options")):
-            raise self.fail("proto3 extends nothing but options", field.at)
+            raise self.fail("proto3 can only extend options", field.at)
         if found.node is not None and field.number not in self.linker.extendable[field.extendee]:
-            raise self.fail(f"{found.name} leaves no extension {field.number}", field.at)
+            raise self.fail(f"{found.name} does not allow extension {field.number}", field.at)
         if (field.extendee, field.number) in self.linker.extended:
             raise self.fail(f"extension {field.number} of {found.name} is used twice", field.at)
         self.linker.extended.add((field.extendee, field.number))
@@ -340,7 +342,7 @@ class _Links:
 
 
 class _Numbers:
-    """Ranges of numbers, asked quickly. `past` is how far an end is past the last number."""
+    """Ranges of numbers with a fast lookup. `past` is the distance between a range's end and its last number."""
 
     def __init__(self, ranges: Iterable[Range], past: int = 1) -> None:
         self.sorted = sorted(ranges, key=lambda r: r.start)
@@ -352,13 +354,13 @@ class _Numbers:
 
     @property
     def clash(self) -> Range | None:
-        """The first that begins before the one in front of it has ended."""
+        """The first range that overlaps its predecessor, or None."""
         pairs: Iterator[tuple[Range, Range]] = zip(self.sorted, self.sorted[1:], strict=False)
         return next((b for a, b in pairs if b.start <= a.end - self.past), None)
 
 
 def speller(linker: Linker) -> Callable[[str, str], str]:
-    """How a type is written in a scope: by its last name where nothing nearer has that name too."""
+    """Returns a function that spells a type in a scope: by its short name unless a nearer name hides it."""
 
     def spell(scope: str, full: str) -> str:
         short = full.rpartition(".")[2]

@@ -1,8 +1,7 @@
-"""The text of .proto files, read: proto2, proto3 and editions. proto_printer.py writes it.
+"""Parser of .proto files: proto2, proto3 and editions. proto_printer.py is its inverse.
 
-What is read here is well formed, but its type names are as written and nothing is compared with anything
-else yet: see proto_linker.py. One pass over the tokens, no backtracking, so that a hostile text costs no more
-than its length.
+The result is syntactically valid, but type names are unresolved and rules between definitions are unchecked; see
+proto_linker.py. The parser makes one pass without backtracking, so hostile input costs no more than its length.
 """
 
 from collections.abc import Iterator
@@ -46,7 +45,7 @@ MAP_KEYS = SCALARS.keys() - {"double", "float", "bytes"}
 
 
 def parse_file(text: str) -> File:
-    """The file of this text, its types not yet resolved; InvalidInput with the line where it is no .proto."""
+    """Parse a file; its types are not resolved yet. Raises InvalidInput with the line."""
     return _Parser(text).file()
 
 
@@ -69,7 +68,7 @@ class _Parser(Tokens):
             word = self.name("a statement")
             if word == "package":
                 if has_package:
-                    raise self.fail("a second package", at)
+                    raise self.fail("the package is declared twice", at)
                 file.package, has_package = self.dotted("the name of the package").lstrip("."), True
                 self.expect(";")
             elif word == "import":
@@ -85,7 +84,7 @@ class _Parser(Tokens):
             elif word == "service":
                 file.services.append(self.service(at))
             else:
-                raise self.fail(f"a file holds no {shown(word)}", at)
+                raise self.fail(f"unexpected {shown(word)}", at)
         return file
 
     def edition(self, file: File, word: str) -> None:
@@ -165,16 +164,16 @@ class _Parser(Tokens):
         return self.integer("a value", -(1 << 63), (1 << 64) - 1)
 
     def aggregate(self) -> Aggregate:
-        """Only its brackets are matched: what it means depends on an extension that may be elsewhere."""
+        """Only brackets are matched: the meaning depends on an extension that may be defined elsewhere."""
         start, closing = self.index + 1, [""]
         while len(closing) > 1 or self.index < start:
             if self.kind == "end" or len(closing) > DEPTH_MAX:
-                raise self.fail("a value in braces that does not end, or is nested too deeply")
+                raise self.fail("the value in braces is unterminated or nested too deeply")
             word = self.advance()
             if word in ("{", "[", "<"):
                 closing.append({"{": "}", "[": "]", "<": ">"}[word])
             elif word in ("}", "]", ">") and closing.pop() != word:
-                raise self.fail(f"'{word}' closes nothing")
+                raise self.fail(f"unmatched '{word}'")
         return Aggregate(joined(self.tokens[start : self.index - 1]))
 
     def pseudo_option(self, field: Field, word: str) -> None:
@@ -184,7 +183,7 @@ class _Parser(Tokens):
             field.json_name = self.unicode("json_name")
             return
         if field.default is not None or field.label == REPEATED or field.type == MESSAGE:
-            raise self.fail("a default that cannot be", at)
+            raise self.fail("this field cannot have a default", at)
         if self.syntax == "proto3":
             raise self.fail("proto3 has no defaults", at)
         field.default = self.default(field.type)
@@ -192,14 +191,14 @@ class _Parser(Tokens):
             raise self.fail(f"the default of {field.name} is not of its type", at)
 
     def default(self, type: int | None) -> str | None:
-        """As a descriptor has it; None if the value does not fit."""
+        """The default as text for the descriptor; None if the value does not fit the type."""
         at, value = self.at, self.value()
         kind = SCALAR_NAMES.get(type or 0, "enum")
         if kind == "string" and isinstance(value, bytes):
             try:
                 return value.decode()
             except UnicodeDecodeError:
-                raise self.fail("a default that is not UTF-8", at) from None
+                raise self.fail("the default is not UTF-8", at) from None
         if kind == "bytes" and isinstance(value, bytes):
             return escape_bytes(value)
         if kind in ("float", "double") and (isinstance(value, int | float) or value in ("inf", "nan")):
@@ -222,14 +221,14 @@ class _Parser(Tokens):
         self.expect("{")
         self.depth += 1
         if self.depth > DEPTH_MAX:
-            raise self.fail(f"messages nested more than {DEPTH_MAX} deep")
+            raise self.fail(f"messages are nested more than {DEPTH_MAX} levels deep")
         while not self.take("}"):
             self.message_statement(message)
         self.depth -= 1
         taken = {field.name for field in message.fields} | {oneof.name for oneof in message.oneofs}
         taken |= {nested.name for nested in message.messages} | {enum.name for enum in message.enums}
         for field in message.fields:
-            if field.proto3_optional:  # its presence is kept in a oneof of its own
+            if field.proto3_optional:  # its presence is represented by a synthetic oneof
                 name = field.name if field.name.startswith("_") else f"_{field.name}"
                 while name in taken:
                     name = f"X{name}"
@@ -285,10 +284,10 @@ class _Parser(Tokens):
                 extensions.append(self.field(messages, within="an extension"))
                 extensions[-1].extendee = extendee
                 if extensions[-1].json_name != json_name(extensions[-1].name):
-                    raise self.fail("an extension has no json_name", extensions[-1].at)
+                    raise self.fail("an extension cannot have a json_name", extensions[-1].at)
 
     def field(self, messages: list[Message], within: str = "") -> Field:
-        """One field; the message that a map or a group brings along is added to those given."""
+        """Parse a field; the message that a map or group implies is added to `messages`."""
         at = self.at
         written = self.advance() if self.next in LABELS else ""
         field = Field(at=at, label=LABELS.get(written, OPTIONAL))
@@ -319,13 +318,13 @@ class _Parser(Tokens):
 
     def check_label(self, field: Field, written: str, within: str, is_map: bool) -> None:
         if within == "a oneof" and written:
-            raise self.fail("the fields of a oneof have no label", field.at)
+            raise self.fail("a field of a oneof cannot have a label", field.at)
         if self.syntax == "" and not written and within != "a oneof" and not is_map:
-            raise self.fail("a field of proto2 needs a label: optional, required or repeated", field.at)
+            raise self.fail("a proto2 field needs a label: optional, required or repeated", field.at)
         if self.syntax != "" and (written == "required" or field.type == GROUP):
             raise self.fail(f"only proto2 has {'groups' if field.type == GROUP else 'required fields'}", field.at)
         if self.syntax == "editions" and written == "optional":
-            raise self.fail("an edition has no label optional: set features.field_presence", field.at)
+            raise self.fail("editions have no label optional; set features.field_presence", field.at)
         field.proto3_optional = self.syntax == "proto3" and written == "optional"
 
     def map_type(self, field: Field, unfit: str) -> Message:
@@ -344,7 +343,7 @@ class _Parser(Tokens):
 
     def group(self, field: Field, messages: list[Message], at: int) -> None:
         if not field.name[0].isupper():
-            raise self.fail("the name of a group starts with a capital", at)
+            raise self.fail("the name of a group must start with a capital letter", at)
         group = Message(at=at, name=field.name)
         messages.append(group)
         field.type_name, field.name, field.json_name = group.name, group.name.lower(), group.name.lower()
@@ -369,7 +368,7 @@ class _Parser(Tokens):
             while True:
                 at, name = self.at, self.advance() if self.kind == "name" else self.unicode("a number or a name")
                 if not NAME.fullmatch(name):
-                    raise self.fail(f"{shown(name)} is no name", at)
+                    raise self.fail(f"{shown(name)} is not a name", at)
                 names.append(name)
                 if not self.take(","):
                     break

@@ -1,8 +1,7 @@
-"""The one text of a .proto file: the same for all that differ only in white space, comments and spelling.
+"""Prints the canonical text of a .proto file: equal for files that differ only in white space, comments and spelling.
 
-A descriptor does not keep where an enum stands among the fields, so each part has its place here. The
-order of the nested messages is kept: clients name a message by its index among them, and the entries
-of maps and the bodies of groups count too.
+A descriptor does not record where an enum stands among the fields, so every kind of part has a fixed place. The order
+of nested messages is kept, because clients identify a message by its index; map entries and group bodies count too.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -34,17 +33,17 @@ from headrace.schemas.proto_descriptor import (
     sorted_options,
 )
 
-Spell = Callable[[str, str], str]  # (scope, full name of a type) -> how it is written there
+Spell = Callable[[str, str], str]  # (scope, full name of a type) -> its spelling in that scope
 
 
 def print_file(file: File, spell: Spell = lambda scope, full: full) -> str:
-    """ValueError if the file cannot be written as text: a map or a group without its message."""
+    """Print a file. Raises ValueError if it has no text form: a map or group without its message."""
     return "\n".join(_Printer(file, spell).file()) + "\n"
 
 
 def in_order(file: File) -> File:
-    """Fields, numbers and imports sorted: who writes them in another order means the same. Not so messages, which
-    clients name by their index, nor the first value of an enum, which is its default."""
+    """A copy with sorted fields, numbers and imports, whose order has no meaning. Messages keep their order (clients
+    use their index), and so does the first value of an enum (its default)."""
     public, weak = ({file.imports[index] for index in places} for places in (file.public_imports, file.weak_imports))
     imports = sorted(set(file.imports))
     return replace(
@@ -64,7 +63,7 @@ def _message_in_order(message: Message, scope: str) -> Message:
     brought = [_Printer.brought(field, by_name, scope) for field in fields]
     places = {id(nested): index for index, nested in enumerate(messages)}
     indexes = [places[id(nested)] for nested in brought if nested is not None]
-    if indexes != sorted(indexes):  # the entries of maps and the bodies of groups would change places
+    if indexes != sorted(indexes):  # map entries and group bodies would be reordered
         fields = message.fields
     return replace(
         message,
@@ -91,7 +90,7 @@ def _ranges_in_order(ranges: list[Range]) -> list[Range]:
 
 
 def shown_float(value: float) -> str:
-    """As descriptors have it."""
+    """A float as descriptors print it."""
     short = f"{value:.15g}"
     return short if not isfinite(value) or float(short) == value else f"{value:.17g}"
 
@@ -146,7 +145,7 @@ def _listed(options: Iterable[str]) -> str:
 
 
 def _ranges(ranges: list[Range], past: int, last: int) -> str:
-    """`past` is how far an end is past the last number of its range, `last` the number called max."""
+    """`past` is the distance between an end and the last number; `last` is the number spelled max."""
     spans = ((r.start, r.end - past) for r in ranges)
     return ", ".join(
         str(start) if start == end else f"{start} to {end if end < last else 'max'}" for start, end in spans
@@ -184,7 +183,7 @@ class _Printer:
         yield from self.members(message, scope)
 
     def members(self, message: Message, scope: str) -> Iterator[str]:
-        """A nested message comes after the fields, but before a field that brings along a later one."""
+        """Nested messages follow the fields, but precede a field that implies a later message."""
         by_name = {nested.name: (nested, nested.is_map_entry) for nested in message.messages}
         brought = {
             id(field): nested
@@ -219,7 +218,7 @@ class _Printer:
 
     @staticmethod
     def brought(field: Field, by_name: dict[str, tuple[Message, bool]], scope: str) -> Message | None:
-        """The message that the text of this field says too: the entry of a map, the body of a group."""
+        """The message that this field's text implies: a map entry or a group body."""
         name = field.type_name.rpartition(".")[2]
         local = field.type_name in (name, "." + inner(scope, name))
         nested, is_entry = by_name.get(name, (None, False)) if local else (None, False)
@@ -229,7 +228,7 @@ class _Printer:
 
     @staticmethod
     def units(message: Message) -> Iterator[tuple[Oneof | None, list[Field]]]:
-        """Each field, or each oneof with its fields where its first one is."""
+        """Each field; a oneof with its fields stands at its first field."""
         members: dict[int, list[Field]] = {}
         for field in message.fields:
             if field.oneof is not None and not field.proto3_optional:
@@ -239,7 +238,7 @@ class _Printer:
                 yield None, [field]
             elif field.oneof in members:
                 if not 0 <= field.oneof < len(message.oneofs):
-                    raise ValueError(f"field {field.name} is in a oneof that is not there")
+                    raise ValueError(f"field {field.name} refers to a missing oneof")
                 yield message.oneofs[field.oneof], members.pop(field.oneof)
 
     def field(self, field: Field, nested: Message | None, scope: str) -> Iterator[str]:
@@ -247,7 +246,7 @@ class _Printer:
         label = ""
         if nested is not None and field.type != GROUP:
             if [part.number for part in nested.fields] != [1, 2]:
-                raise ValueError(f"{nested.name} is no entry of a map")
+                raise ValueError(f"{nested.name} is not a map entry")
             entry = inner(scope, nested.name)
             key, value = (
                 SCALAR_NAMES.get(part.type or 0) or self.spell(entry, part.type_name) for part in nested.fields

@@ -1,4 +1,4 @@
-"""The tokens of .proto files: names, numbers, strings and signs, with what may be asked of those that come next."""
+"""The tokenizer of .proto files, and a cursor over the tokens."""
 
 import re
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ REASON_LENGTH_MAX = 500
 
 
 def at_line(text: str, at: int, reason: str) -> InvalidInput:
-    """Names in the reason may be as long as the text, so it is cut."""
+    """An error with its line. The reason is truncated, because it may contain a very long name."""
     return InvalidInput(f"line {text.count(chr(10), 0, at) + 1}: {reason}"[:REASON_LENGTH_MAX])
 
 
 class Tokens:
-    """One after the other, and never back."""
+    """A cursor over the tokens that only moves forward."""
 
     def __init__(self, text: str) -> None:
         self.text, self.tokens, self.index = text, list(_tokens(text)), 0
@@ -84,7 +84,7 @@ class Tokens:
         try:
             value = sign * int(digits, 8 if re.fullmatch(r"0\d+", digits) else 0) if len(digits) < 100 else high + 1
         except ValueError:
-            raise self.fail(f"{digits} is no octal number", at) from None
+            raise self.fail(f"{digits} is not an octal number", at) from None
         if not low <= value <= high:
             raise self.fail(f"{what} must be from {low} to {high}", at)
         return value
@@ -93,7 +93,7 @@ class Tokens:
         if self.kind != "string":
             raise self.unexpected(what)
         value = bytearray()
-        while self.kind == "string":  # neighbours are one string, as in C
+        while self.kind == "string":  # adjacent strings are concatenated, as in C
             try:
                 value += _unescape(self.next)
             except ValueError as e:
@@ -114,16 +114,16 @@ def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise at_line(text, at, f"cannot be read from {shown(text[at : at + 20])} on")
+            raise at_line(text, at, f"unexpected character at {shown(text[at : at + 20])}")
         if match.lastgroup != "skip":
             yield match.lastgroup or "", match[0], at
         at = match.end()
-    for _ in range(2):  # two, as some look one token ahead
+    for _ in range(2):  # two, because the parser looks one token ahead
         yield "end", "", len(text)
 
 
 def joined(tokens: list[tuple[str, str, int]]) -> str:
-    """As one writes it, { a: -1 b: [1, 2] }: not all who read it understand it with a space between all tokens."""
+    """Join tokens as people write them, { a: -1 b: [1, 2] }: some parsers reject a space between all tokens."""
     parts = []
     for (kind, text, _), (next_kind, next_text, _) in pairwise([*tokens, ("end", "", 0)]):
         parts.append(text)
@@ -149,6 +149,6 @@ def _unescape(literal: str) -> bytes:
         elif other in _ESCAPED:
             out.append(_ESCAPED[other])
         else:
-            raise ValueError(f"no such escape: {match[0]!r}")
+            raise ValueError(f"unknown escape {match[0]!r}")
         at = match.end()
     return bytes(out + body[at:].encode())

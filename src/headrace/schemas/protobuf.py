@@ -1,8 +1,7 @@
-"""Protobuf schemas: .proto text or a serialized descriptor in, one canonical text out, and what breaks readers.
+"""Protobuf schemas: parse .proto text or a serialized descriptor, print the canonical text, check compatibility.
 
-What counts as a break is what Confluent's Schema Registry says it is, in its words; where it lets something
-pass that a reader stumbles over (a plain field of proto3 that becomes repeated), so do we: clients rely on
-registering what they could register there.
+Incompatibilities and their names are those of Confluent's Schema Registry. It accepts some changes that break readers
+(a plain proto3 field that becomes repeated); so do we, because clients rely on being able to register them.
 """
 
 import base64
@@ -44,7 +43,7 @@ _SCALAR_KINDS = {
 
 
 class Protobuf:
-    """One .proto file with all that it imports. Equal files, whatever their white space, have equal text."""
+    """One .proto file with its imports. Files that differ only in white space have the same text."""
 
     text: str
     references: tuple[str, ...]
@@ -55,25 +54,25 @@ class Protobuf:
 
     @classmethod
     def parse(cls, text: str, references: Mapping[str, str]) -> "Protobuf":
-        """From .proto text, or from a FileDescriptorProto in base64. InvalidInput says what is wrong, and where."""
+        """Parse .proto text or a base64 FileDescriptorProto. Raises InvalidInput with the line."""
         file, text = _read(text)
         file.name = "default"
         linker = Linker(_read, references)
         linker.link(file, text)
         spell = speller(linker)
         printed = print_file(file, spell)
-        _check_size(printed, "canonical ")  # it will be read again
+        _check_size(printed, "canonical ")  # it will be parsed again
         return cls(file, linker.types, printed, spell)
 
     def normalized(self) -> str:
         return print_file(in_order(self._file), self._spell)
 
     def serialized(self) -> str:
-        """The FileDescriptorProto in base64; its name is that which Confluent's registry gives."""
+        """The FileDescriptorProto in base64, with the file name that Confluent's registry uses."""
         return base64.b64encode(encode(self._file)).decode()
 
     def breaks(self, writer: "Protobuf") -> list[str]:
-        """Why who reads with this schema could not read all that was written with that one; empty if they could."""
+        """Why a reader with this schema cannot read all data of the writer's schema; empty if it can."""
         return _Comparison(writer, self).differences()
 
 
@@ -83,38 +82,39 @@ def _check_size(text: str, what: str = "") -> None:
     except UnicodeEncodeError:
         raise InvalidInput("the schema is not UTF-8") from None
     if size > SIZE_BYTES_MAX:
-        raise InvalidInput(f"the {what}text of the schema has {size:,} bytes, over the limit of {SIZE_BYTES_MAX:,}")
+        raise InvalidInput(f"the {what}text of the schema has {size:,} bytes; the limit is {SIZE_BYTES_MAX:,}")
 
 
 def _read(text: str) -> tuple[File, str]:
-    """The file, and the text that the places in it refer to: of a descriptor the text that says the same."""
+    """The file, and the text that its positions refer to (for a descriptor, the printed text)."""
     _check_size(text)
     compact = "".join(text.split())
     if _BASE64.fullmatch(compact):
         try:
             text = print_file(decode(base64.b64decode(compact, validate=True)))
         except ValueError:
-            pass  # then it is text, and the parser says what is wrong with it
+            pass  # not a descriptor: the parser reports what is wrong with the text
         _check_size(text)
     return parse_file(text), text
 
 
 class _Comparison:
-    """Of what was written with what reads it.
+    """Compares the writer's schema with the reader's.
 
-    Messages are compared in pairs, each pair once however often it is referred to: following every path,
-    as nested references invite to, takes exponential time. A pair that differs makes the fields that
-    refer to it differ, so at the end that is carried backwards.
+    Each pair of messages is compared once, however often fields refer to it: following every path would take
+    exponential time. If a pair differs, the fields that refer to it differ too; this is propagated at the end.
     """
 
     def __init__(self, old: Protobuf, new: Protobuf) -> None:
         self.old, self.new = old, new
-        self.found: dict[str, None] = {}  # in order, each once
+        self.found: dict[str, None] = {}  # an ordered set
         self.pairs: dict[tuple[str, str], tuple[Message, Message]] = {}
         self.waiting: list[tuple[str, str]] = []
-        self.users: dict[tuple[str, str], list[tuple[tuple[str, str], str | None]]] = {}  # who refers to it, and where
+        self.users: dict[
+            tuple[str, str], list[tuple[tuple[str, str], str | None]]
+        ] = {}  # pair -> (referring pair, place)
         self.broken: list[tuple[str, str]] = []
-        self.pair = ("", "")  # the one that is being compared
+        self.pair = ("", "")  # the pair in progress
 
     def differences(self) -> list[str]:
         old, new = self.old._file, self.new._file
@@ -139,7 +139,7 @@ class _Comparison:
         self.broken.append(self.pair)
 
     def refer(self, old: str, new: str, messages: tuple[Message, Message], place: str | None) -> None:
-        """Compare these two, if they are not yet; their differences are then those of the present pair too."""
+        """Schedule the comparison of two messages; their differences also count for the present pair."""
         if (old, new) not in self.pairs:
             self.pairs[old, new] = messages
             self.waiting.append((old, new))
@@ -156,13 +156,13 @@ class _Comparison:
 
     def compare(self, old: Message, new: Message, where: Type) -> None:
         place = "#/" + where.name.replace(".", "/")
-        if not (old.is_map_entry and new.is_map_entry):  # a map's key and value are compared at its field
+        if not (old.is_map_entry and new.is_map_entry):  # the key and value of a map are compared at its field
             self.oneofs(old, new, place)
             self.fields(old, new, place)
         self.nested(old.messages, new.messages, *self.pair, place)
 
     def oneofs(self, old: Message, new: Message, place: str) -> None:
-        """Fields that were independent exclude each other once they are in one oneof."""
+        """Independent fields must not move into the same oneof, because they would exclude each other."""
         homes = _homes(old)
         known = {field.number for field in old.fields}
         members: dict[str, list[int]] = {}
@@ -187,7 +187,7 @@ class _Comparison:
                 home = f"{place}/{new_homes[number]}" if number in new_homes else place
                 self.field(before, after, f"{home}/{number}")
             elif before is not None and number in old_homes:
-                if old_homes[number] in kept:  # a oneof may go, but not one of its fields
+                if old_homes[number] in kept:  # a whole oneof may be removed, but not one of its fields
                     self.add("ONEOF_FIELD_REMOVED", f"{place}/{old_homes[number]}/{number}")
             elif before is not None and _is_required(before):
                 self.add("REQUIRED_FIELD_REMOVED", f"{place}/{number}")
@@ -223,7 +223,7 @@ class _Comparison:
 
 
 def _homes(message: Message) -> dict[int, str]:
-    """Field number -> its oneof. The one that stands for the presence of an optional field is none."""
+    """Field number -> its oneof. The synthetic oneof of an optional field does not count."""
     return {
         field.number: message.oneofs[field.oneof].name
         for field in message.fields
@@ -245,7 +245,7 @@ def _is_required(field: Field) -> bool:
 
 
 def _label(schema: Protobuf, field: Field) -> int | None:
-    """The label as the text has it: a plain field of proto3 and a member of a oneof have none."""
+    """The label in the text: plain proto3 fields and members of a oneof have none."""
     if field.label == REPEATED or field.proto3_optional:
         return field.label
     return field.label if schema._file.syntax == "" and field.oneof is None else None

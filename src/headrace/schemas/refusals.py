@@ -1,4 +1,4 @@
-"""What the registry refuses, with the codes and in the words that clients of Confluent's know."""
+"""Errors of the registry, with the codes and texts of Confluent's Schema Registry."""
 
 from headrace.errors import HeadraceError
 
@@ -6,7 +6,7 @@ INVALID_SCHEMA = 42201
 
 
 class RegistryError(HeadraceError):
-    """`code`: the HTTP status, followed by two digits where that alone does not say which."""
+    """`code` is the HTTP status, followed by two more digits where the status alone is ambiguous."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)

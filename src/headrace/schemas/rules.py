@@ -1,4 +1,4 @@
-"""What may be registered and deleted, and what comes of it: decided on what is known, and nothing else."""
+"""Decisions of the registry as pure functions: what may be registered or deleted, and with which id and version."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ SUBJECT_BYTES_MAX = 1_000
 
 
 class Wanted(NamedTuple):
-    """A schema as somebody sends it."""
+    """A request to register a schema."""
 
     subject: str
     content: Content
@@ -22,7 +22,7 @@ class Wanted(NamedTuple):
 
 
 def completed(known: State, wanted: Wanted) -> Content:
-    """What a new version is made of: what is not said of it is as in the version before it."""
+    """The content of a new version: the request, completed from the previous version."""
     subject, content = wanted.subject, wanted.content
     if not content.text.strip():
         before = known.versions(subject)
@@ -44,14 +44,14 @@ def _next_number(known: State, subject: str) -> int:
 def next_version(known: State, subject: str, content: Content, schema_id: int | None, version: int | None) -> Version:
     count = len(known.versions(subject, deleted=True))
     if count >= VERSIONS_MAX:
-        raise LimitReached(f"subject {subject!r} has {count:,} versions, which is the most")
+        raise LimitReached(f"subject {subject!r} already has {count:,} versions, the maximum")
     number = _next_number(known, subject)
     if schema_id is None:
         if version is not None and version != number:
             raise refusals.invalid_schema("Version is not one more than previous version")
         same = known.id_of(content)
         if same is None and known.last_id >= state.VERSION_MAX:
-            raise LimitReached(f"the last id, {known.last_id}, is in use: there is none for another schema")
+            raise LimitReached(f"the last schema id, {known.last_id}, is in use: no more schemas can be registered")
         return Version(subject, number, known.last_id + 1 if same is None else same, content)
     try:
         taken = known.content(schema_id)
@@ -68,7 +68,7 @@ def check_mode(known: State, subject: str, *, is_import: bool) -> None:
     if is_import and not is_importing:
         raise refusals.not_permitted(f"Subject {subject} is not in import mode")
     if is_importing and not is_import:
-        raise refusals.not_permitted(f"Subject {subject} is in import mode: a schema comes with its id and version")
+        raise refusals.not_permitted(f"Subject {subject} is in import mode: send the schema with its id and version")
 
 
 def check_writable(known: State, subject: str | None) -> None:
@@ -77,8 +77,8 @@ def check_writable(known: State, subject: str | None) -> None:
 
 
 def check_unreferred(known: State, gone: Sequence[Version], *, permanent: bool) -> None:
-    """Those that go with it need it no longer. For good nothing goes that one needs which is only marked as deleted: it
-    is still handed out by its id."""
+    """Raise if another version refers to one of these. Versions deleted in the same call do not count. A permanent
+    deletion also respects soft-deleted referrers, because they can still be read by id."""
     places = {(one.subject, one.version) for one in gone}
     for one in gone:
         needing = known.referred_by(one.subject, one.version, deleted=permanent)

@@ -1,6 +1,6 @@
-"""Which schemas there are, out of the records of the topic `_schemas`.
+"""The registered schemas, built from the records of the topic `_schemas`.
 
-The records are those of Confluent's Schema Registry: one can go on with what the other has written.
+The records have the format of Confluent's Schema Registry, so either registry can continue with the other's topic.
 """
 
 import logging
@@ -15,20 +15,22 @@ from headrace.schemas.kinds import AVRO, DEFAULT_LEVEL, KINDS, LEVELS
 logger = logging.getLogger("headrace.schemas")
 
 READWRITE, READONLY, IMPORT = "READWRITE", "READONLY", "IMPORT"
-READONLY_TOO = "READONLY_OVERRIDE"  # older registries know it
+READONLY_TOO = "READONLY_OVERRIDE"  # used by older registries
 MODES = (READWRITE, READONLY, READONLY_TOO, IMPORT)
 SCHEMA, CONFIG, MODE, DELETE_SUBJECT = "SCHEMA", "CONFIG", "MODE", "DELETE_SUBJECT"
-MAGIC = {SCHEMA: 1}  # of the form of a key; others have 0
+MAGIC = {SCHEMA: 1}  # version of the key format; 0 for the others
 LATEST = "latest"
-LEVEL, NORMALIZE, GROUP = "compatibilityLevel", "normalize", "compatibilityGroup"  # of a config
+LEVEL, NORMALIZE, GROUP = "compatibilityLevel", "normalize", "compatibilityGroup"  # fields of a config
 CONTRACTS = ("defaultMetadata", "overrideMetadata", "defaultRuleSet", "overrideRuleSet")
 VERSION_MAX = 2**31 - 1
-REFERENCES_MAX = 200  # of one schema, with those that its references have
-REFERRED_CHARS_MAX = 8 << 20  # of all of them: parsed whenever it is, and that takes 25 times as much
+REFERENCES_MAX = 200  # per schema, including indirect references
+REFERRED_CHARS_MAX = (
+    8 << 20
+)  # of all referenced texts: they are parsed with the schema, which takes 25 times as much memory
 
 
 class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Another version that a schema needs, and what the schema calls it."""
+    """Another version that a schema needs, and the name that the schema uses for it."""
 
     name: str
     subject: str
@@ -36,12 +38,12 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Content(NamedTuple):
-    """What an id stands for, whatever subjects have it."""
+    """The content of a schema id, which several subjects may share."""
 
     kind: str
     text: str
     references: tuple[Reference, ...]
-    metadata: str = ""  # and rules: JSON, as contract.py writes it
+    metadata: str = ""  # metadata and rules are JSON, as contract.py writes it
     rules: str = ""
 
 
@@ -85,8 +87,8 @@ class _DeletedValue(msgspec.Struct):
     version: int
 
 
-Entry = tuple[bytes, bytes | None]  # of the topic
-Config = dict[str, Any]  # as it is written: what another registry has set there stays
+Entry = tuple[bytes, bytes | None]  # a record of the topic
+Config = dict[str, Any]  # stored as is, to keep fields that other registries write
 Place = tuple[str, int]  # a subject and a version
 Key = TypeVar("Key")
 Found = TypeVar("Found")
@@ -96,22 +98,22 @@ class State:
     def __init__(self, last_id: int = 0) -> None:
         self._subjects: dict[str, dict[int, Version]] = {}
         self._ids: dict[Content, dict[int, None]] = {}
-        # By id, and by what is referred to: or each deletion would look at every version there is. The oldest first.
+        # Indexes by id and by referenced version, oldest first: a deletion must not scan every version.
         self._uses: dict[int, dict[Place, None]] = {}
         self._referrers: dict[Place, dict[Place, None]] = {}
-        self._configs: dict[str | None, Config] = {}  # None: for all
+        self._configs: dict[str | None, Config] = {}  # None: the global config
         self._modes: dict[str | None, str] = {}
-        self.last_id = last_id  # an id is never used for another schema
+        self.last_id = last_id  # ids are never reused for another schema
 
     # Records.
 
     def apply(self, key: bytes | None, value: bytes | None) -> None:
-        """One record of the topic. What is none of the registry's is left alone: anybody with the right may write."""
+        """Apply one record of the topic. Foreign records are skipped: any client with permission may write there."""
         try:
             found = msgspec.json.decode(key or b"", type=_Key)
             self._apply(found, value)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            logger.warning("a record of the schemas' topic is left out: %s", error)
+            logger.warning("skipped an unreadable record of the schemas topic: %s", error)
 
     def _apply(self, key: _Key, value: bytes | None) -> None:
         decode = msgspec.json.decode
@@ -148,7 +150,7 @@ class State:
             self._unlink(before)
         meant = self._meant(value.id)
         if meant is None or meant == content:
-            content = meant or content  # one text in memory for all subjects that have it
+            content = meant or content  # share one copy of the text between subjects
             self._ids.setdefault(content, {})[value.id] = None
         place = value.subject, value.version
         versions[value.version] = Version(*place, value.id, content, value.deleted)
@@ -175,23 +177,23 @@ class State:
             _discard(self._referrers, (one.subject, one.version), place)
 
     def _meant(self, schema_id: int) -> Content | None:
-        """What an id stands for: what had it first, should another registry have given it to several."""
+        """The content of an id: the oldest one, in case another registry used the id several times."""
         for subject, number in self._uses.get(schema_id, ()):
             return self._subjects[subject][number].content
         return None
 
-    # Asking.
+    # Queries.
 
     def subjects(self, *, deleted: bool = False) -> list[str]:
         return sorted(name for name in self._subjects if self.versions(name, deleted=deleted))
 
     def versions(self, subject: str, *, deleted: bool = False) -> list[Version]:
-        """In order; none for a subject there is not."""
+        """The versions of a subject in order; empty if the subject does not exist."""
         found = self._subjects.get(subject, {})
         return [found[number] for number in sorted(found) if deleted or not found[number].deleted]
 
     def version(self, subject: str, number: int | str, *, deleted: bool = False) -> Version:
-        """RegistryError if it is not there. `number` may be "latest"."""
+        """A version by number or "latest". Raises RegistryError if it does not exist."""
         known = self.versions(subject, deleted=deleted)
         if not known:
             raise refusals.subject_not_found(subject)
@@ -203,7 +205,7 @@ class State:
         return found
 
     def is_there(self, subject: str, number: int) -> bool:
-        """A version, deleted or not."""
+        """Whether the version exists, soft-deleted or not."""
         return number in self._subjects.get(subject, {})
 
     def content(self, schema_id: int) -> Content:
@@ -213,17 +215,17 @@ class State:
         return found
 
     def id_of(self, content: Content) -> int | None:
-        """The smallest: an import may have given others for the same."""
+        """The smallest id of this content: an import may have assigned several."""
         return min(self._ids.get(content, ()), default=None)
 
     def same(self, subject: str, content: Content, *, deleted: bool = False) -> list[Version]:
-        """The versions of a subject with this content, the newest first. Where only one of the two says which version
-        it is, that does not count."""
+        """The versions of a subject with this content, newest first. A version property is ignored if only one side has
+        it."""
         return [one for one in reversed(self.versions(subject, deleted=deleted)) if is_same(one, content)]
 
     def completed(self, subject: str, content: Content) -> Content:
-        """With the metadata and rules that a new version has: its own, or else those of the version before it, among
-        what the config says."""
+        """Add the metadata and rules of a new version: its own or those of the previous version, merged with the
+        config's defaults and overrides."""
         config, before = self.config(subject), self.versions(subject)[-1:]
         metadata = content.metadata or (before[0].content.metadata if before else "")
         rules = content.rules or (before[0].content.rules if before else "")
@@ -234,16 +236,16 @@ class State:
         return content._replace(metadata=metadata, rules=rules)
 
     def uses(self, schema_id: int) -> list[Version]:
-        """Every version with this id, deleted ones too."""
+        """Every version with this id, including soft-deleted ones."""
         return [self._subjects[subject][number] for subject, number in self._uses.get(schema_id, ())]
 
     def referred_by(self, subject: str, version: int, *, deleted: bool = False) -> list[Version]:
-        """Those that need this one."""
+        """The versions that refer to this one."""
         found = (self._subjects[name][number] for name, number in self._referrers.get((subject, version), ()))
         return [one for one in found if deleted or not one.deleted]
 
     def referred(self, references: Iterable[Reference]) -> dict[str, str]:
-        """Name and text of all that is needed, what each needs before it. RegistryError if something is missing."""
+        """Name and text of all direct and indirect references, dependencies first. Raises RegistryError."""
         found: dict[str, str] = {}
         seen: set[tuple[str, int]] = set()
         size = 0
@@ -254,7 +256,7 @@ class State:
                 return
             seen.add((one.subject, one.version))
             if len(seen) > REFERENCES_MAX:
-                raise refusals.invalid_schema(f"it needs more than {REFERENCES_MAX} others")
+                raise refusals.invalid_schema(f"it has more than {REFERENCES_MAX} direct and indirect references")
             try:
                 content = self.version(one.subject, one.version, deleted=True).content
             except refusals.RegistryError:
@@ -262,7 +264,9 @@ class State:
                 raise refusals.invalid_schema(text) from None
             size += len(content.text)
             if size > REFERRED_CHARS_MAX:
-                raise refusals.invalid_schema(f"what it needs has more than {REFERRED_CHARS_MAX:,} characters")
+                raise refusals.invalid_schema(
+                    f"its references have more than {REFERRED_CHARS_MAX:,} characters in total"
+                )
             for inner in content.references:
                 add(inner)
             found[one.name] = content.text
@@ -272,7 +276,7 @@ class State:
         return found
 
     def config(self, subject: str | None = None) -> Config:
-        """What holds there: a subject's own settings before those for all."""
+        """The effective config: the subject's own settings take precedence over the global ones."""
         return {LEVEL: DEFAULT_LEVEL, **self._configs.get(None, {}), **self._configs.get(subject, {})}
 
     def own_config(self, subject: str | None) -> Config | None:
@@ -282,7 +286,7 @@ class State:
         return str(self.config(subject)[LEVEL])
 
     def has_contract(self, subject: str) -> bool:
-        """Whether every new version gets metadata or rules from the config."""
+        """Whether the config adds metadata or rules to new versions."""
         return not self.config(subject).keys().isdisjoint(CONTRACTS)
 
     def normalizes(self, subject: str) -> bool:
@@ -314,16 +318,16 @@ def _discard(places: dict[Key, dict[Found, None]], key: Key, place: Found) -> No
 
 
 def _check_same(key: object, value: object) -> None:
-    """Compaction goes by the key, and deletion too."""
+    """Key and value must agree, because compaction and deletion use the key."""
     if key != value:
-        raise ValueError(f"the key is of {key!r:.80}, the value of {value!r:.80}")
+        raise ValueError(f"the key belongs to {key!r:.80}, the value to {value!r:.80}")
 
 
 def _checked(config: Config) -> Config:
     config.pop("subject", None)
     found = {key: value for key, value in config.items() if value is not None}
     if found.get(LEVEL, DEFAULT_LEVEL) not in LEVELS or not isinstance(found.get(NORMALIZE, False), bool):
-        raise ValueError(f"there is no such config: {config!r:.80}")
+        raise ValueError(f"invalid config: {config!r:.80}")
     return found
 
 
@@ -333,11 +337,11 @@ def _set(where: dict[str | None, str], subject: str | None, value: str | None, c
     elif value in choices:
         where[subject] = value
     else:
-        raise ValueError(f"there is no {value[:40]!r}")
+        raise ValueError(f"invalid value {value[:40]!r}")
 
 
 def content_shape(content: Content) -> dict[str, Any]:
-    """As clients know it: Avro is not said, and neither is that there are no references."""
+    """The JSON that clients expect: AVRO, the default type, and empty references are omitted."""
     shape: dict[str, Any] = {} if content.kind == AVRO else {"schemaType": content.kind}
     if content.references:
         shape["references"] = references_shape(content)
@@ -377,7 +381,7 @@ def mode_entry(subject: str | None, mode: str | None) -> Entry:
 
 
 def _key(keytype: str, subject: str | None, version: int | None = None) -> bytes:
-    """Byte for byte what Confluent's writes: compaction goes by it."""
+    """Byte for byte the key that Confluent's registry writes, because compaction compares keys."""
     key: dict[str, Any] = {"keytype": keytype, "subject": subject}
     if version is not None:
         key["version"] = version

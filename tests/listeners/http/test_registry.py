@@ -282,7 +282,7 @@ def test_when_the_last_id_is_in_use_only_schemas_that_have_one_are_taken(registr
     registry.ok("POST", "/subjects/b/versions", {"schema": TWO, "id": 2**31 - 1, "version": 1})
     assert [registry.register("c", schema) for schema in (ONE, TWO)] == [1, 2**31 - 1]
     answer = registry.ask("POST", "/subjects/d/versions", {"schema": STRING})
-    assert not answer.is_success and "the last id" in answer.json()["message"]
+    assert not answer.is_success and "the last schema id" in answer.json()["message"]
 
 
 @pytest.mark.parametrize(
