@@ -141,7 +141,7 @@ def test_errors_name_the_file_that_failed() -> None:
     from tests.crash.simdisk import Fault
 
     world.disk.arm(Fault("sync", 1, errno.EIO, within=".wal"))
-    log = next(log for log in world.shard.logs.values() if not log.is_async)
+    log = next(log for log in world.shard.logs.values() if log.write_mode.syncs_before_confirm)
     raw, _ = world.batches(1, (10,))
     ticket = log.append(bytearray(raw))
     world.shard.pump()

@@ -22,7 +22,7 @@ from headrace.log.disk.file_cache import FileCache
 from headrace.log.disk.io_chain import IoThread, Step, SyncFailure, run, sync
 from headrace.log.disk.workers import InlineWorker, SerialExecutor
 from headrace.log.log import LogSpec
-from headrace.log.settings import LogSettings, StreamSettings, WriteMode
+from headrace.log.settings import LogSettings, StreamSettings, WriteModeName
 from headrace.log.shard import Shard
 from tests.log.helpers import Bench, batch
 
@@ -281,7 +281,7 @@ def test_a_round_of_very_many_logs_is_not_planned_on_the_owner_thread(bench: Ben
     ids=["through the journal", "past the journal", "past the journal and synced later"],
 )
 def test_rounds_go_through_the_engine_where_a_loop_can_watch_it(
-    tmp_path: Path, size: int, write_mode: WriteMode
+    tmp_path: Path, size: int, write_mode: WriteModeName
 ) -> None:
     """And what they leave behind is what a round of the worker leaves behind."""
 

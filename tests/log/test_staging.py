@@ -2,19 +2,22 @@
 
 from collections import deque
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.config.declared import BY_NAME
 from headrace.errors import LogClosed
 from headrace.log.commit import journal, slots
 from headrace.log.commit.journal_entry import DELETE, MERGE, PUT, ReplayedEnd, ReplayedPart, StateChange, decode
 from headrace.log.commit.round import Round, RoundPart, Ticket, Unit, encode
 from headrace.log.log import Log
 from headrace.log.segments import index
-from headrace.log.settings import StreamSettings
+from headrace.log.settings import StreamSettings, WriteModeName
+from headrace.log.write_mode import WRITE_MODES
 from tests.log.helpers import Bench, batch
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -33,11 +36,11 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
     return Bench(tmp_path_factory.mktemp("staging")).open(1).log(1)
 
 
-def unit_of(log: Log, size: int, *, immediate: bool = False) -> Unit:
+def unit_of(log: Log, size: int, *, rides_alone: bool = False) -> Unit:
     unit = Unit(Ticket())
     unit.parts.append(RoundPart(log, bytearray(size), unit.ticket, atomic=False))
     unit.size = size
-    unit.immediate = immediate
+    unit.rides_alone = rides_alone
     return unit
 
 
@@ -97,16 +100,16 @@ def test_a_round_takes_what_fits_and_at_least_one(log: Log) -> None:
     assert first.fill(pending, 100) == [] and first.units == units[:1]
     assert second.fill(pending, 125) == [] and second.units == units[1:3]
     assert list(pending) == units[3:]
-    assert second.size == 120 and second.must_sync and not second.has_async
+    assert second.size == 120 and second.must_sync and not second.bypasses_journal
 
 
-def test_what_is_immediate_has_a_round_to_itself(log: Log) -> None:
-    before, hasty, after = unit_of(log, 10), unit_of(log, 10, immediate=True), unit_of(log, 10)
-    pending = deque([before, hasty, after])
+def test_a_unit_that_rides_alone_gets_a_round_of_its_own(log: Log) -> None:
+    before, alone, after = unit_of(log, 10), unit_of(log, 10, rides_alone=True), unit_of(log, 10)
+    pending = deque([before, alone, after])
     rounds = [Round(), Round(), Round()]
     for one in rounds:
         one.fill(pending, 1000)
-    assert [one.units for one in rounds] == [[before], [hasty], [after]]
+    assert [one.units for one in rounds] == [[before], [alone], [after]]
 
 
 def test_what_was_staged_for_a_deleted_log_is_left_out_and_the_rest_of_its_group_goes_on(tmp_path: Path) -> None:
@@ -144,4 +147,9 @@ def test_a_log_that_is_written_past_the_journal_makes_no_sync_of_a_round(tmp_pat
     shard = Bench(tmp_path).open(1, stream=StreamSettings(write_mode="async"))
     batch_of = Round()
     batch_of.fill(deque([unit_of(shard.log(1), 10)]), 1000)
-    assert batch_of.has_async and not batch_of.must_sync
+    assert batch_of.bypasses_journal and not batch_of.must_sync
+
+
+def test_every_write_mode_that_can_be_set_is_an_object() -> None:
+    assert set(WRITE_MODES) == set(get_args(WriteModeName)) == set(BY_NAME["write_mode"].choices)
+    assert all(name == mode.name for name, mode in WRITE_MODES.items())

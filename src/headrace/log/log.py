@@ -77,10 +77,6 @@ class Log(LogEnd):
     # Facts.
 
     @property
-    def is_async(self) -> bool:
-        return self.settings.write_mode == "async"
-
-    @property
     def segments(self) -> tuple[Segment, ...]:
         return self.tail.segments
 

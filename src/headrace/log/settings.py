@@ -8,7 +8,7 @@ KB = 1024
 MB = 1024 * KB
 GB = 1024 * MB
 
-WriteMode = Literal["sync", "sync-immediate", "async"]
+WriteModeName = Literal["sync", "sync-immediate", "async"]  # what each does: write_mode.py
 CleanupPolicy = Literal["delete", "compact", "compact,delete", "delete,compact"]  # each shown as it was set
 TimestampType = Literal["create", "append"]
 Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
@@ -20,7 +20,7 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     segment_size: int = 256 * MB
     segment_age_ms: int = 7 * 24 * 3600 * 1000  # a quiet stream still rolls, so that retention can bite
     index_interval: int = 4 * KB
-    write_mode: WriteMode = "sync"
+    write_mode: WriteModeName = "sync"
     flush_interval_ms: int = 1000  # async only: at most this long until what was confirmed is synced; 0 = never
     flush_bytes: int = 16 * MB  # async only: or this much
     retention_ms: int = 7 * 24 * 3600 * 1000  # -1 = for ever

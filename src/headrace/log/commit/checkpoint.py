@@ -16,13 +16,13 @@ from headrace.errors import DiskFull, LogClosed, StorageFailed
 from headrace.log.disk.file_cache import NO_FILES, Dirty
 from headrace.log.log import Log
 from headrace.log.state.store import Marker
+from headrace.log.state.tables import ENDS
 
 if TYPE_CHECKING:
     from headrace.log.shard import Shard
 
 logger = logging.getLogger("headrace.log")
 
-ENDS = "ends"
 MB = 1 << 20
 CALM_LOOK_S = 1.0  # at the disk's room, while nothing is written: others write there, too
 ROOM_HOLDS_S = 5.0  # a disk that is full again within this time was full all along

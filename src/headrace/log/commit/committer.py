@@ -101,8 +101,8 @@ class Committer:
         """The round as a chain; None when it takes more than that."""
         if self.unapplied:
             return None
-        if batch.has_async:
-            return self._plan_async(batch)
+        if batch.bypasses_journal:
+            return self._plan_unsynced(batch)
         if not batch.must_sync:
             return None  # nobody waits for it: the sooner it is done, the less is done at once
         direct, inline = self._divide(batch)
@@ -115,16 +115,16 @@ class Committer:
             return None  # they are patched for each log in turn, between the writes
         return DirectPlan.of(self, runs) if direct else InlinePlan.of(self, batch, runs)
 
-    def _plan_async(self, batch: Round) -> Plan | None:
+    def _plan_unsynced(self, batch: Round) -> Plan | None:
         """Only what is nothing else besides: no change of state, no log that is synced at once, no group."""
         if batch.changes or batch.must_sync or batch.has_groups or batch.shares_bytes:
             return None
         runs = by_log(batch.parts)
-        return None if len(runs) > CHAIN_LOGS_MAX else DirectPlan.of(self, runs, is_async=True)
+        return None if len(runs) > CHAIN_LOGS_MAX else DirectPlan.of(self, runs, syncs=False)
 
     def _divide(self, batch: Round) -> tuple[list[RoundPart], list[RoundPart]]:
         """(direct, inline): a log's parts stay on one side, in order. A group is inline whatever its size."""
-        if not batch.has_async and batch.size <= self._inline_bytes_max:
+        if not batch.bypasses_journal and batch.size <= self._inline_bytes_max:
             # One log alone costs one sync either way: through the journal the disk would have twice the bytes to write.
             is_alone = batch.size > self._inline_bytes_max // ALONE_DIVISOR and not batch.changes and batch.has_one_log
             return (batch.parts, []) if is_alone else ([], batch.parts)
@@ -139,7 +139,7 @@ class Committer:
         direct: list[RoundPart] = []
         inline: list[RoundPart] = []
         for part in batch.parts:
-            past_journal = sizes[part.log.id] > self._inline_bytes_max or part.log.is_async
+            past_journal = sizes[part.log.id] > self._inline_bytes_max or not part.log.write_mode.goes_through_journal
             (direct if past_journal and part.log.id not in bound else inline).append(part)
         return direct, inline
 
@@ -215,7 +215,7 @@ class Committer:
     def _sync_direct(self, runs: "list[Run]", result: Committed) -> None:
         with self._timed(result):
             for log, _ in runs:
-                if not log.is_async:
+                if log.write_mode.syncs_before_confirm:
                     result.syncs += log.tail.sync()
                     result.direct_ends.append((log.id, log.epoch, log.tail.next_offset))
 
@@ -236,7 +236,7 @@ class Committer:
             saved = log.tail.save()
             try:
                 # The entry of a group of async logs need not be synced: then only the segment's sync makes it durable.
-                self._write_parts(log, parts, result, direct=log.is_async)
+                self._write_parts(log, parts, result, direct=not log.write_mode.syncs_before_confirm)
             except OSError as error:
                 if not self.lacks_room(error):
                     raise

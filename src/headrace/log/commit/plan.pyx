@@ -144,10 +144,10 @@ cdef class InlinePlan(Plan):
 cdef class DirectPlan(Plan):
     """Past the journal: a write for each log, then a sync for each unless that comes later (async), then their
     slots."""
-    cdef bint _is_async
+    cdef bint _syncs
 
     @classmethod
-    def of(cls, committer, list runs not None, bint is_async=False):
+    def of(cls, committer, list runs not None, bint syncs=True):
         """None when it takes more than a chain."""
         cdef SlotFile slots = committer.slots
         cdef LogEnd log
@@ -156,19 +156,19 @@ cdef class DirectPlan(Plan):
         cdef list segments
         if not runs:
             return None
-        if not is_async:
+        if syncs:
             for log, _ in runs:
                 if log.tail._written or log.tail.has_new_names:
                     return None  # more to sync than one file
             if committer.journal.is_unsynced:
                 return None  # settles were promised the next sync there is
         plan = cls(committer, runs)
-        plan._is_async = is_async
+        plan._syncs = syncs
         segments = plan.hold_segments()
         if segments is None:
             return None
         plan.steps = segments
-        if not is_async:
+        if syncs:
             plan.steps = segments + [new_step(step.file, None, 0) for step in segments]
         for run in runs:
             plan.steps.append(plan.slot_step(slots, run))
@@ -176,15 +176,15 @@ cdef class DirectPlan(Plan):
 
     cdef Py_ssize_t whole(self):
         """So many steps and the round is kept, as its logs keep it; what fails behind them are slots."""
-        return len(self.runs) * (1 if self._is_async else 2)
+        return len(self.runs) * (2 if self._syncs else 1)
 
     def finish(self, ran):
         """Take in what the chain has done."""
         cdef Py_ssize_t count = len(self.runs)
         cdef bint is_kept = ran.done >= self.whole()
-        self.let_go(self._is_async or not is_kept)
+        self.let_go(not self._syncs or not is_kept)
         result = Committed(sync_s=ran.sync_s)
-        if is_kept and self._is_async:
+        if is_kept and not self._syncs:
             self.appended(count)
             for log, _ in self.runs:
                 log.tail.wrote_past_journal()

@@ -17,13 +17,15 @@ cdef class LogEnd:
     cdef public long long id, start_offset, next_offset, visible_end, durable_end, unflushed_bytes
     cdef public int epoch
     cdef public list epochs
-    cdef public object settings, damage
+    cdef object _settings
+    cdef readonly object write_mode
+    cdef bint _syncs_before_confirm, _goes_through_journal, _rides_alone  # of the write mode
+    cdef public object damage
     cdef public bint is_closed, is_deleted, is_frozen
     cdef public TailEnd tail
     cdef public object _stable_hold
     cdef Staging _staging
 
-    cdef bint writes_async(self) except -1
     cpdef long long stable_below(self, long long end) except? -1
     cpdef tuple ends_at(self, long long next_offset)
     cpdef object check_append(self, batch, infos)
@@ -41,7 +43,7 @@ cdef class Unit:
     cdef public Ticket ticket
     cdef public list parts, changes
     cdef public Py_ssize_t size
-    cdef public bint lazy, immediate
+    cdef public bint lazy, rides_alone
 
     cdef bint leave_out_deleted(self) except -1
 

@@ -8,6 +8,7 @@ from headrace.log.commit.log_writer import Tail
 from headrace.log.log import Log
 from headrace.log.settings import StreamSettings
 from headrace.log.shard import Shard
+from headrace.log.write_mode import WriteMode
 from headrace.record.types import BatchInfo
 
 class Ticket:
@@ -23,6 +24,8 @@ class Ticket:
 class LogEnd:
     id: int
     settings: StreamSettings
+    @property
+    def write_mode(self) -> WriteMode: ...
     slug: str
     epoch: int
     epochs: list[tuple[int, int]]
@@ -58,7 +61,7 @@ class Unit:
     changes: list[StateChange]
     size: int
     lazy: bool
-    immediate: bool
+    rides_alone: bool
     def __init__(self, ticket: Ticket) -> None: ...
 
 def resolve_all(told: Sequence[Unit | RoundPart], error: HeadraceError | None = None) -> None: ...
@@ -79,7 +82,7 @@ class Round:
     ends: list[tuple[int, int, int]]
     size: int
     must_sync: bool
-    has_async: bool
+    bypasses_journal: bool
     def fill(self, pending: deque[Unit], bytes_max: int) -> list[Unit]: ...
     def number(self) -> list[Log]: ...
     @property

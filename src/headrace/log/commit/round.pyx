@@ -16,6 +16,7 @@ from collections import deque
 
 from headrace.errors import BatchTooLarge, DiskFull, LogClosed, Overloaded, StorageFailed
 from headrace.log.commit.journal_entry import APPEND, APPEND_FIELDS, END, END_FIELDS, SHARED, SHARED_FIELDS, STATE_FIELDS
+from headrace.log.write_mode import WRITE_MODES
 
 cdef enum:
     FACTS_BYTES = 37  # kind, log, epoch, base, next offset, and bytes that follow or the number of the append
@@ -90,8 +91,18 @@ cdef class LogEnd:
         self.epoch = epoch
         self.epochs = []  # (epoch, first offset), oldest first
 
-    cdef bint writes_async(self) except -1:
-        return self.settings.write_mode == "async"
+    @property
+    def settings(self):
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings):
+        mode = WRITE_MODES[settings.write_mode]
+        self._settings = settings
+        self.write_mode = mode
+        self._syncs_before_confirm = mode.syncs_before_confirm
+        self._goes_through_journal = mode.goes_through_journal
+        self._rides_alone = mode.rides_alone
 
     cpdef long long stable_below(self, long long end) except? -1:
         """Where readers of committed records stop, if `end` is where others do."""
@@ -103,7 +114,7 @@ cdef class LogEnd:
     cpdef tuple ends_at(self, long long next_offset):
         """What its slot says, as slots.Ends, once all before next_offset is in its segments."""
         cdef long long end = max(next_offset, self.start_offset), durable = end
-        if self.writes_async() or len(self.tail._written) > 0:
+        if not self._syncs_before_confirm or len(self.tail._written) > 0:
             durable = min(self.durable_end, end)
         return self.id, self.epoch, self.start_offset, end, durable, self.stable_below(end)
 
@@ -124,7 +135,7 @@ cdef class LogEnd:
         unit.parts = [part]
         unit.changes = []
         unit.size = len(batch)
-        unit.immediate = self.settings.write_mode == "sync-immediate"
+        unit.rides_alone = self._rides_alone
         self._staging.stage(unit)
         return ticket
 
@@ -135,7 +146,7 @@ cdef class LogEnd:
             raise self.damage
         if self.is_frozen:
             raise Overloaded(f"log {self.id} ({self.slug}) is being cut back")
-        cdef Py_ssize_t limit = self.settings.batch_bytes_max
+        cdef Py_ssize_t limit = self._settings.batch_bytes_max
         if len(batch) > limit:  # else none of them is larger
             largest = max([info.size for info in infos]) if infos else len(batch)
             if largest > limit:
@@ -217,7 +228,7 @@ cdef class Round:
     cdef public list units, parts, changes, ends
     cdef public Py_ssize_t size
     cdef public bint must_sync
-    cdef public bint has_async  # a part of it belongs to a log that is written past the journal
+    cdef public bint bypasses_journal  # the write mode of some log in it does
 
     def __init__(self):
         self.units = []
@@ -232,14 +243,14 @@ cdef class Round:
         cdef list gone = []
         while pending:
             unit = pending[0]
-            if self.units and (unit.immediate or self.size + unit.size > bytes_max):
+            if self.units and (unit.rides_alone or self.size + unit.size > bytes_max):
                 break
             pending.popleft()
             if not unit.leave_out_deleted():
                 gone.append(unit)
                 continue
             self.add(unit)
-            if unit.immediate:
+            if unit.rides_alone:
                 break
         return gone
 
@@ -253,9 +264,9 @@ cdef class Round:
                 self.must_sync = True
         for part in unit.parts:
             self.parts.append(part)
-            if part.log.writes_async():
-                self.has_async = True
-            else:
+            if not part.log._goes_through_journal:
+                self.bypasses_journal = True
+            if part.log._syncs_before_confirm:
                 self.must_sync = True
         return 0
 
@@ -317,10 +328,10 @@ cdef class Round:
             log, ticket = part.log, part.ticket
             records += part.next_offset - part.base_offset
             log.visible_end = part.next_offset
-            if log.writes_async():
-                log.unflushed_bytes += len(part.data)
-            else:
+            if log._syncs_before_confirm:
                 log.durable_end = part.next_offset
+            else:
+                log.unflushed_bytes += len(part.data)
             touched[log.id] = log
             if ticket.base_offset < 0:
                 ticket.base_offset = part.base_offset

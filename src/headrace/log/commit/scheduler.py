@@ -12,8 +12,8 @@ from headrace.log.commit.plan import Plan
 from headrace.log.commit.round import Round, Staging, Unit, resolve_all
 from headrace.log.disk.disk import Ran
 from headrace.log.log import Log, wake_all
-from headrace.log.recovery.log_recovery import STARTS
 from headrace.log.segments import epochs
+from headrace.log.state.tables import STARTS
 
 if TYPE_CHECKING:
     from headrace.log.shard import Shard
@@ -64,7 +64,7 @@ class RoundScheduler(Staging):
             if self._direct_ends:
                 batch.ends = list(islice(self._direct_ends.values(), self.shard.journal.capacity // 8 // END_BYTES))
             for log in batch.number():
-                batch.changes.append(epochs.change(log.id, log.epochs))
+                batch.changes.append(StateChange(PUT, epochs.TABLE, epochs.log_key(log.id), epochs.pack(log.epochs)))
             self.in_flight = batch
             self._submit(batch)
         try:  # not before the round is under way: who is told may stage something else

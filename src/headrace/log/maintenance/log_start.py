@@ -10,8 +10,8 @@ from headrace.errors import DiskFull, OffsetOutOfRange
 from headrace.log.commit.round import Ticket
 from headrace.log.log import Log
 from headrace.log.maintenance.retention import Limits, new_start
-from headrace.log.recovery.log_recovery import STARTS
 from headrace.log.segments.segment import Segment
+from headrace.log.state.tables import STARTS
 
 if TYPE_CHECKING:
     from headrace.log.maintenance.maintenance import Maintenance

@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.errors import Conflict, DiskFull, HeadraceError, SegmentGone
-from headrace.log.commit.checkpoint import ENDS
 from headrace.log.commit.round import Ticket
 from headrace.log.disk import paths
 from headrace.log.disk.file_cache import NO_FILES, NO_ROOM
@@ -24,9 +23,9 @@ from headrace.log.maintenance.compaction import ByKey, Filter, LatestByKey, Rewr
 from headrace.log.maintenance.log_start import StartOffsets
 from headrace.log.maintenance.truncate_requests import TruncateRequests
 from headrace.log.read.leases import Leases
-from headrace.log.recovery.log_recovery import STARTS, TRUNCATIONS
 from headrace.log.segments import epochs
 from headrace.log.segments.segment import Segment
+from headrace.log.state.tables import ENDS, STARTS, TRUNCATIONS
 from headrace.log.tier.archive import remove_archived, remove_file
 
 if TYPE_CHECKING:

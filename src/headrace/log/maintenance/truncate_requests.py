@@ -7,14 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headrace.errors import Conflict, DiskFull, OffsetOutOfRange
-from headrace.log.commit.checkpoint import ENDS
 from headrace.log.commit.round import Ticket
 from headrace.log.disk.file_cache import NO_ROOM
 from headrace.log.log import Log
 from headrace.log.maintenance import abort_markers
 from headrace.log.maintenance.truncate import cut_back
-from headrace.log.recovery.log_recovery import TRUNCATIONS
 from headrace.log.segments.segment import SavedWriter, Segment
+from headrace.log.state.tables import ENDS, TRUNCATIONS
 
 if TYPE_CHECKING:
     from headrace.log.maintenance.maintenance import Maintenance

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptLog
-from headrace.log.commit.checkpoint import ENDS
 from headrace.log.commit.journal_entry import ReplayedPart
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk
@@ -16,15 +15,12 @@ from headrace.log.recovery.segment_listing import SegmentListing
 from headrace.log.segments import epochs
 from headrace.log.segments import index as kernel
 from headrace.log.segments.segment import SavedWriter, Seal, Segment, SegmentWriter, rebuild_index, seal_of
+from headrace.log.state.tables import DAMAGED, ENDS, STARTS, TRUNCATIONS
 from headrace.log.tier.archive import remove_file
 from headrace.log.tier.manifest import Tier
 
 if TYPE_CHECKING:
     from headrace.log.shard import Shard
-
-STARTS = "starts"
-TRUNCATIONS = "truncations"
-DAMAGED = "damaged"
 
 
 class LogRecovery:

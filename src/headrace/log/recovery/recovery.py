@@ -16,22 +16,20 @@ from typing import TYPE_CHECKING
 from headrace.errors import CorruptJournal
 from headrace.log.commit import journal as journals
 from headrace.log.commit import slots
-from headrace.log.commit.checkpoint import ENDS
 from headrace.log.commit.journal import Journal
 from headrace.log.commit.journal_entry import PUT, ReplayedEnd, ReplayedPart, decode
 from headrace.log.commit.slots import Slots
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk
 from headrace.log.log import LogSpec
-from headrace.log.recovery.log_recovery import DAMAGED, STARTS, TRUNCATIONS, LogRecovery
+from headrace.log.recovery.log_recovery import LogRecovery
 from headrace.log.state.store import Marker
+from headrace.log.state.tables import IDS, NEXT_LOG_ID, TRUNCATIONS
 from headrace.log.tier.archive import remove_archived, remove_strays
 
 if TYPE_CHECKING:
     from headrace.log.shard import Shard
 
-IDS = "ids"
-NEXT_LOG_ID = b"log"
 STRAYS_NAMED = 10
 ID_BLOCK = 1 << 32  # far more than one run can use; a block is simply not finished
 
@@ -260,4 +258,4 @@ def _begin(shard: "Shard", sequence: int) -> None:
     shard.begin(journal, Slots(shard.disk, f"{shard.root}/{paths.SLOTS}"))
 
 
-__all__ = ["DAMAGED", "ENDS", "STARTS", "TRUNCATIONS", "RecoveryReport", "recover"]
+__all__ = ["RecoveryReport", "recover"]

@@ -1,13 +1,7 @@
 """In which epoch of the broker each of a log's records was written, as the state keeps it."""
 
-from headrace.log.commit.journal_entry import PUT, StateChange
-
 TABLE = "epochs"
 Epochs = list[tuple[int, int]]  # epoch, its first offset
-
-
-def change(log_id: int, epochs: Epochs) -> StateChange:
-    return StateChange(PUT, TABLE, log_key(log_id), pack(epochs))
 
 
 def log_key(log_id: int) -> bytes:
