@@ -57,6 +57,10 @@ ONLY = {
     "socket": ("listeners", "client", "server", "cli"),
 }
 LINES_MAX = 650
+# Listeners that may dereference `.log`, each with the reason.
+LOG_IN_LISTENERS = {
+    "listeners/kafka/data/produce.pyx": "appends straight to the log: the hottest path",
+}
 
 
 def sources() -> Iterator[tuple[str, Path]]:
@@ -127,6 +131,19 @@ def test_only_the_disk_module_touches_files_of_the_log() -> None:
         if layer in {"record", "log", "broker", "wire", "listeners"} and path.name != "disk.py"
         for match in [calls.search(path.read_text())]
         if match
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_listeners_use_partitions_and_storage_not_logs_and_shards() -> None:
+    """`Partition` is the port to a log, `Storage` and `Pressure` to everything shard-wide."""
+    dereference = re.compile(r"\.(?:log|shard)\b(?!\()")  # not logger.log(...)
+    wrong = [
+        f"{path.relative_to(SRC)}:{number}: {line.strip()}"
+        for layer, path in sources()
+        if layer == "listeners" and path.relative_to(SRC).as_posix() not in LOG_IN_LISTENERS
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if dereference.search(line.split("#")[0])
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -209,7 +209,7 @@ async def test_a_batch_that_comes_after_the_end_of_its_transaction_is_not_in_the
             with pytest.raises(InvalidProducerEpoch):
                 write(broker, producer, 1)
             await write(broker, following)
-        known = broker.coordination.producers.of(log_of(broker))
+        known = broker.coordination.producers.of(log_of(broker).id)
         assert known is not None
         with pytest.raises(InvalidProducerEpoch):
             known.check(info(1, producer=producer.producer_id, epoch=producer.epoch))
@@ -348,7 +348,7 @@ async def test_after_its_last_epoch_a_producer_has_another_id(tmp_path: Path) ->
             write(broker, producer, 1)
         await write(broker, following)
         assert await end(broker, following, commit=False) == next_of(following)
-        known = broker.coordination.producers.of(log_of(broker))
+        known = broker.coordination.producers.of(log_of(broker).id)
         assert known is not None and known.aborted_between(0, 9) == [(following.producer_id, 2)]
         assert broker.coordination.transactions.name_of(producer.producer_id) is None
 

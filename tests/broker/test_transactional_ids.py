@@ -183,7 +183,7 @@ async def test_a_damaged_log_keeps_no_marker_from_the_others_and_gets_its_own_wh
         while transactions.get("x").owed or transactions.get("x").busy:
             await broker.shard.group().commit()
         assert log.stable_end == log.visible_end == 2
-        producers = broker.coordination.producers.of(log)
+        producers = broker.coordination.producers.of(log.id)
         assert producers is not None and producers.aborted_between(0, 2) == [], "it was committed"
         assert transactions.get("x").shown_state == "CompleteAbort"
     async with opened(tmp_path) as broker:

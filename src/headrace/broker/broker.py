@@ -25,8 +25,10 @@ from headrace.broker.queues.view import fold_settles
 from headrace.broker.schemas.registry import Schemas
 from headrace.broker.sinks.ledger import Ledger
 from headrace.broker.sinks.pipeline_reports import Pipelines
+from headrace.broker.sinks.read_leases import ReadLeases
 from headrace.broker.sinks.uploads import Uploads
 from headrace.broker.standbys import Standbys
+from headrace.broker.storage import Storage
 from headrace.broker.streams import publish as publishing
 from headrace.broker.streams.cursors import Cursors
 from headrace.broker.streams.key_index import Keys
@@ -36,6 +38,7 @@ from headrace.broker.streams.streams import Stream, Streams
 from headrace.broker.upkeep.expired_links import sweep_held
 from headrace.broker.upkeep.reclaim import Reclaim
 from headrace.broker.upkeep.schedule import Housekeeping
+from headrace.broker.upkeep.segments import SegmentUpkeep
 from headrace.broker.vhosts.policies import Policies
 from headrace.broker.vhosts.vhosts import VirtualHosts
 from headrace.clock import Clock, SystemClock
@@ -66,6 +69,7 @@ class Broker:
         self.streams = Streams(self.catalog, config, clock)
         self.report: RecoveryReport
         self.shard: Shard
+        self.storage: Storage
         self.cursors: Cursors
         self.pressure: Pressure
         self.spill: Spill
@@ -76,6 +80,8 @@ class Broker:
         self.vhosts: VirtualHosts
         self.coordination: Coordination
         self.staging: Uploads
+        self.segments: SegmentUpkeep
+        self.read_leases: ReadLeases
         self.ledger: Ledger
         self.pipelines: Pipelines
         self.schemas = Schemas(self)
@@ -119,6 +125,7 @@ class Broker:
         broker.report.restored += broker.catalog.restored
         if broker.shard.was_standby:
             logger.warning("%s was a standby's copy: from here on it goes its own way", data_dir)
+        broker.storage = Storage(broker.disk, broker.catalog, broker.shard, broker.report)
         broker.streams.attach(broker.shard)
         broker.cursors = Cursors(broker.streams, broker.shard, broker.clock)
         broker.pressure = Pressure(broker.shard, config, broker.clock, broker.disk)
@@ -131,6 +138,8 @@ class Broker:
         broker.policies = Policies(broker.catalog)
         broker.users = Users(broker.catalog)
         broker.staging = Uploads(broker.disk, data_dir, broker.clock)
+        broker.segments = SegmentUpkeep(broker.shard, broker.staging, broker.coordination.producers)
+        broker.read_leases = ReadLeases(broker.shard)
         broker.ledger = Ledger(broker.shard, broker.streams, broker.staging, broker.clock)
         broker.pipelines = Pipelines(broker.shard, broker.clock)
         broker._connections_max = broker.pressure.connections_max
@@ -223,7 +232,7 @@ class Broker:
                 limit=limit,
                 bytes_max=bytes_max,
                 decompressed_bytes_max=self.config.decompressed_bytes_max,
-                aborted=self.coordination.producers.aborted(partition.log),
+                aborted=self.coordination.producers.aborted(partition.log_id),
             )
         )
 

@@ -239,13 +239,13 @@ class Producers:
     def unwatch(self, log: Log) -> None:
         self._watchers.pop(log.id, None)
 
-    def of(self, log: Log) -> PartitionProducers | None:
-        tracked = self._tracked.get(log.id)
+    def of(self, log_id: int) -> PartitionProducers | None:
+        tracked = self._tracked.get(log_id)
         return tracked.producers if tracked is not None else None
 
-    def aborted(self, log: Log) -> Aborts:
+    def aborted(self, log_id: int) -> Aborts:
         """The transactions of a log whose records nobody is shown."""
-        producers = self.of(log)
+        producers = self.of(log_id)
         return producers.aborted if producers is not None else NO_ABORTS
 
     def _forget_aborted(self, log: Log, markers: Sequence[int]) -> Ticket | None:

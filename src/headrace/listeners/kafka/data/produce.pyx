@@ -129,7 +129,7 @@ cdef class Stored:
                 stats = pending.listener.stats
                 stats.messages_in += self.messages
                 stats.bytes_in += self.size
-                start = self.partition.log.start_offset
+                start = self.partition.start_offset
                 self.results.append((self.number, 0, ticket.base_offset, self.stamp_ms, start, None, ()))
             pending.one_done()
         except Exception as error:  # as where requests are handled: nobody else waits here who could
@@ -246,7 +246,7 @@ def produce(listener, Request request not None):
         connection.is_publisher = True
         listener.flow.published(connection)
     broker = listener.broker
-    if broker.shard.intake.pending_bytes > broker.pressure.limits.pending_bytes:
+    if broker.pressure.must_throttle:
         connection.throttle(1000)
     view = memoryview(request.buffer)
     if request.size > LOOP_PLAIN_BYTES:
