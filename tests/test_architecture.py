@@ -57,10 +57,6 @@ ONLY = {
     "socket": ("listeners", "client", "server", "cli"),
 }
 LINES_MAX = 650
-# Listeners that may dereference `.log`, each with the reason.
-LOG_IN_LISTENERS = {
-    "listeners/kafka/data/produce.pyx": "appends straight to the log: the hottest path",
-}
 
 
 def sources() -> Iterator[tuple[str, Path]]:
@@ -141,7 +137,7 @@ def test_listeners_use_partitions_and_storage_not_logs_and_shards() -> None:
     wrong = [
         f"{path.relative_to(SRC)}:{number}: {line.strip()}"
         for layer, path in sources()
-        if layer == "listeners" and path.relative_to(SRC).as_posix() not in LOG_IN_LISTENERS
+        if layer == "listeners"
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if dereference.search(line.split("#")[0])
     ]

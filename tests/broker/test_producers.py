@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.broker.streams.partition import Partition
 from headrace.broker.transactions.markers import control_batch
 from headrace.broker.transactions.producer_state import IDLE_MS_MAX, PRODUCERS_MAX, PartitionProducers, Snapshot
 from headrace.broker.transactions.producers import Producers
@@ -243,7 +244,7 @@ def send(
     key: bytes | None = None,
 ) -> Ticket:
     data = batch(value, key, producer_id=producer, producer_epoch=0, base_sequence=sequence)
-    return producers.append(bench.shard.log(1), data, codec.validate(data))
+    return producers.append(Partition(0, bench.shard.log(1)), data, codec.validate(data))
 
 
 def fill_disk(bench: Bench, patches: pytest.MonkeyPatch) -> None:
@@ -368,7 +369,7 @@ def test_an_aborted_transaction_is_forgotten_before_its_marker_goes(
         return ended[0]
 
     data = batch(b"x" * 100, b"k", producer_id=5, producer_epoch=0, base_sequence=0, transactional=True)
-    producers.append(log, data, codec.validate(data))
+    producers.append(Partition(0, log), data, codec.validate(data))
     log.append(control_batch(5, 0, commit=False, now_ms=1))
     bench.shard.pump()
     producers.ended(log, 5, 0, 1, commit=False)
@@ -454,7 +455,7 @@ async def test_between_the_snapshots_of_two_logs_others_are_served(
 
         for partition in stream.partitions:
             data = batch(b"x", producer_id=7, producer_epoch=0, base_sequence=0)
-            await coordination.producers.append(partition.log, data, codec.validate(data))
+            await coordination.producers.append(partition, data, codec.validate(data))
         with monkeypatch.context() as watched:
             watched.setattr(coordination.producers, "snapshot_of", take)
             coordination._snapshot()

@@ -10,6 +10,7 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.groups.offsets import Committed
+from headrace.broker.streams.partition import Partition
 from headrace.broker.transactions.coordinator import EPOCH_MAX, JOINED
 from headrace.broker.transactions.producer_state import PartitionProducers
 from headrace.broker.transactions.transaction import ABORTED, COMMITTED, EMPTY, ONGOING, Instance
@@ -58,7 +59,7 @@ def write(broker: Broker, producer: Instance, sequence: int = 0) -> Ticket:
         base_sequence=sequence,
         transactional=True,
     )
-    return broker.coordination.transactions.append(log_of(broker), data, codec.validate(data), ("t", 0))
+    return broker.coordination.transactions.append(Partition(0, log_of(broker)), data, codec.validate(data), ("t", 0))
 
 
 async def begin(broker: Broker, epoch: int = 0) -> Instance:

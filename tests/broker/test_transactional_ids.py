@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from headrace.broker.broker import Broker
+from headrace.broker.streams.partition import Partition
 from headrace.broker.transactions.coordinator import EPOCH_MAX, ID_EXPIRATION_MS, TRANSACTIONS, Transactions
 from headrace.broker.transactions.transaction import COMMITTED, NOBODY, ONGOING, Transaction
 from headrace.clock import ManualClock
@@ -49,7 +50,7 @@ async def begin(broker: Broker, name: str, *topics: str) -> tuple[int, int]:
             base_sequence=0,
             transactional=True,
         )
-        await broker.coordination.producers.append(log, batch, codec.validate(batch))
+        await broker.coordination.producers.append(Partition(0, log), batch, codec.validate(batch))
     return pid, epoch
 
 

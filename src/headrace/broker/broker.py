@@ -30,6 +30,7 @@ from headrace.broker.sinks.uploads import Uploads
 from headrace.broker.standbys import Standbys
 from headrace.broker.storage import Storage
 from headrace.broker.streams import publish as publishing
+from headrace.broker.streams.append import Appender
 from headrace.broker.streams.cursors import Cursors
 from headrace.broker.streams.key_index import Keys
 from headrace.broker.streams.partition import Partition, when_loaded
@@ -82,6 +83,7 @@ class Broker:
         self.staging: Uploads
         self.segments: SegmentUpkeep
         self.read_leases: ReadLeases
+        self.appender: Appender
         self.ledger: Ledger
         self.pipelines: Pipelines
         self.schemas = Schemas(self)
@@ -140,7 +142,15 @@ class Broker:
         broker.staging = Uploads(broker.disk, data_dir, broker.clock)
         broker.segments = SegmentUpkeep(broker.shard, broker.staging, broker.coordination.producers)
         broker.read_leases = ReadLeases(broker.shard)
-        broker.ledger = Ledger(broker.shard, broker.streams, broker.staging, broker.clock)
+        broker.appender = Appender(
+            broker.shard,
+            broker.clock,
+            broker.pressure,
+            broker.coordination.producers,
+            broker.coordination.transactions,
+            decompressed_bytes_max=config.decompressed_bytes_max,
+        )
+        broker.ledger = Ledger(broker.shard, broker.streams, broker.appender, broker.staging, broker.clock)
         broker.pipelines = Pipelines(broker.shard, broker.clock)
         broker._connections_max = broker.pressure.connections_max
         broker.spill = Spill(broker.shard.files, broker.disk, data_dir, broker.shard.loader, broker.shard.counters)
@@ -211,16 +221,7 @@ class Broker:
         """Where each message is, in the order given; returns once all are on stable storage."""
         shape = publishing.Shape.of(stream)
         prepared = publishing.prepare(shape, messages, self.clock.now_ms(), stream.next_turn())
-        return await self.submit(stream, prepared)
-
-    async def submit(self, stream: Stream, prepared: Sequence[publishing.Prepared]) -> list[publishing.Place]:
-        self.pressure.check()
-        size = sum(len(part.batches) for part in prepared)
-        self.pressure.took(size)
-        delay_s = self.pressure.delay_s(size)
-        if delay_s:
-            await asyncio.sleep(delay_s)
-        return await publishing.publish(self.shard, stream, prepared)
+        return await self.appender.publish(stream, prepared)
 
     async def read(self, stream: Stream, partition: Partition, offset: int, *, limit: int, bytes_max: int) -> Page:
         """A page of committed messages."""

@@ -208,6 +208,14 @@ class Pressure:
         if pending > self.limits.pending_bytes:
             raise Overloaded(f"{pending:,} bytes are waiting for the disk")
 
+    def admit(self, size: int) -> float:
+        """For publishers that can be refused and delayed (HTTP): count the bytes, and return the seconds to wait.
+
+        Raises as `check` does."""
+        self.check()
+        self.took(size)
+        return self.delay_s(size)
+
     def delay_s(self, size: int) -> float:
         """How long who has just sent this much waits before it may send more; 0 at full speed."""
         rate = self.verdict.rate_bytes_s

@@ -45,24 +45,18 @@ class Append(Protocol):
         """Stage whole batches; the ticket resolves once they are durable."""
 
 
-class ReadNow(Protocol):
-    def __call__(self, offset: int, max_bytes: int = READ_BYTES, *, end: int | None = None) -> Chunk:
-        """Whole batches from the one that holds `offset`; raises ReadWaits when they are not in memory."""
-
-
 class Partition:
     """One partition of a stream, or the log of one priority level of a queue.
 
-    `append` and `read_now` are the log's bound methods, so that produce and fetch pay for no call in between.
+    `append` is the log's bound method, so that producing pays for no call in between.
     """
 
-    __slots__ = ("append", "log", "number", "read_now")
+    __slots__ = ("append", "log", "number")
 
     def __init__(self, number: int, log: Log) -> None:
         self.number = number
         self.log = log
         self.append: Append = log.append
-        self.read_now: ReadNow = log.read_now
 
     # Facts.
 
@@ -139,6 +133,10 @@ class Partition:
 
     def read(self, offset: int, max_bytes: int = READ_BYTES) -> Chunk:
         return self.log.read(offset, max_bytes)
+
+    def read_now(self, offset: int, max_bytes: int = READ_BYTES, *, end: int | None = None) -> Chunk:
+        """Whole batches from the one that holds `offset`, up to about `max_bytes`, but at least one."""
+        return self.log.read_now(offset, max_bytes, end=end)
 
     def part_now(self, offset: int, max_bytes: int = READ_BYTES, *, end: int | None = None) -> FileRange | None:
         """The batches as a range of their file, for sendfile; None when they should be read instead."""
