@@ -131,6 +131,19 @@ def test_only_the_disk_module_touches_files_of_the_log() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_listeners_use_partitions_and_storage_not_logs_and_shards() -> None:
+    """`Partition` is the port to a log, `Storage` and `Pressure` to everything shard-wide."""
+    dereference = re.compile(r"\.(?:log|shard)\b(?!\()")  # not logger.log(...)
+    wrong = [
+        f"{path.relative_to(SRC)}:{number}: {line.strip()}"
+        for layer, path in sources()
+        if layer == "listeners"
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if dereference.search(line.split("#")[0])
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_every_kernel_has_a_typed_face() -> None:
     missing = [p for _, p in sources() if p.suffix == ".pyx" and not p.with_suffix(".pyi").exists()]
     assert not missing, missing

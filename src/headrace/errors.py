@@ -35,6 +35,26 @@ class CorruptBatch(InvalidInput):
         self.reason, self.position = reason, position
 
 
+class ChecksumMismatch(CorruptBatch):
+    """The bytes of a batch, or of its compressed payload, do not match their checksum."""
+
+
+class KeyRequired(CorruptBatch):
+    """A record without a key for a compacted topic: it could never be compacted away."""
+
+
+class AppendTimeReserved(CorruptBatch):
+    """A client's batch claims LogAppendTime, which only the broker sets."""
+
+
+class ControlBatchRefused(CorruptBatch):
+    """A client sent a control batch: only the broker writes the markers of transactions."""
+
+
+class InvalidProducerBatch(CorruptBatch):
+    """The producer id, sequence number or transaction of a batch contradict each other or the request."""
+
+
 class BatchTooLarge(InvalidInput):
     def __init__(self, size_bytes: int, size_bytes_max: int) -> None:
         super().__init__(f"a batch of {size_bytes:,} bytes is over the limit of {size_bytes_max:,}")
@@ -348,6 +368,10 @@ class InvalidTransactionState(Conflict):
 
 class NotInTransaction(InvalidTransactionState):
     """A batch, or offsets, of a partition or group that nobody has brought into the transaction."""
+
+
+class TransactionalIdRequired(InvalidInput):
+    """A transactional batch in a request that names no transactional id."""
 
 
 class InvalidTransactionTimeout(InvalidInput):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.broker.broker import Broker
+from headrace.broker.streams.partition import Partition
 from headrace.config import Config
 from headrace.record import codec
 
@@ -25,5 +26,5 @@ def batch(value: bytes, key: bytes | None = None, **options: Any) -> bytearray:
 
 async def append(broker: Broker, data: bytearray) -> int:
     log = broker.streams.get("t").partitions[0].log
-    ticket = await broker.coordination.producers.append(log, data, codec.validate(data))
+    ticket = await broker.coordination.producers.append(Partition(0, log), data, codec.validate(data))
     return int(ticket.base_offset)

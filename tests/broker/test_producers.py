@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.broker.streams.partition import Partition
 from headrace.broker.transactions.markers import control_batch
 from headrace.broker.transactions.producer_state import IDLE_MS_MAX, PRODUCERS_MAX, PartitionProducers, Snapshot
 from headrace.broker.transactions.producers import Producers
 from headrace.broker.types.aborted_ranges import Aborted, Aborts
-from headrace.broker.upkeep.segments import delete_before
 from headrace.errors import Conflict, CorruptLog, InvalidInput, InvalidProducerEpoch, OutOfOrderSequence
 from headrace.log.commit.round import Ticket
 from headrace.log.settings import StreamSettings
@@ -244,7 +244,7 @@ def send(
     key: bytes | None = None,
 ) -> Ticket:
     data = batch(value, key, producer_id=producer, producer_epoch=0, base_sequence=sequence)
-    return producers.append(bench.shard.log(1), data, codec.validate(data))
+    return producers.append(Partition(0, bench.shard.log(1)), data, codec.validate(data))
 
 
 def fill_disk(bench: Bench, patches: pytest.MonkeyPatch) -> None:
@@ -369,13 +369,13 @@ def test_an_aborted_transaction_is_forgotten_before_its_marker_goes(
         return ended[0]
 
     data = batch(b"x" * 100, b"k", producer_id=5, producer_epoch=0, base_sequence=0, transactional=True)
-    producers.append(log, data, codec.validate(data))
+    producers.append(Partition(0, log), data, codec.validate(data))
     log.append(control_batch(5, 0, commit=False, now_ms=1))
     bench.shard.pump()
     producers.ended(log, 5, 0, 1, commit=False)
     fill()
     assert compact() is None
-    assert producers.of(log).aborted_between(0, 2) == [(5, 0)]
+    assert producers.of(log.id).aborted_between(0, 2) == [(5, 0)]
     fill()
     with monkeypatch.context() as patches:
         fill_disk(bench, patches)
@@ -385,7 +385,7 @@ def test_an_aborted_transaction_is_forgotten_before_its_marker_goes(
     assert not codec.scan(log.read(1).data)[0].is_control
     bench.kill()
     producers = producers_of(bench, stream=stream)
-    assert not producers.aborted(bench.shard.log(1))
+    assert not producers.aborted(1)
     bench.shard.close()
 
 
@@ -412,7 +412,7 @@ async def test_producer_state_outlives_the_records(tmp_path: Path) -> None:
         first = batch(b"x", producer_id=5, producer_epoch=0, base_sequence=0)
         await append(broker, first)
         partition = broker.streams.get("t").partitions[0]
-        await delete_before(broker.shard, broker.coordination.producers, partition, 1)
+        await broker.segments.delete_before(partition, 1)
     async with opened(tmp_path) as broker:
         again = batch(b"x", producer_id=5, producer_epoch=0, base_sequence=0)
         assert await append(broker, again) == 0
@@ -455,7 +455,7 @@ async def test_between_the_snapshots_of_two_logs_others_are_served(
 
         for partition in stream.partitions:
             data = batch(b"x", producer_id=7, producer_epoch=0, base_sequence=0)
-            await coordination.producers.append(partition.log, data, codec.validate(data))
+            await coordination.producers.append(partition, data, codec.validate(data))
         with monkeypatch.context() as watched:
             watched.setattr(coordination.producers, "snapshot_of", take)
             coordination._snapshot()

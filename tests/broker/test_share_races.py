@@ -9,9 +9,9 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.groups.share.groups import ShareGroup, ShareGroups
+from headrace.broker.streams.partition import Partition
 from headrace.config import Config
 from headrace.errors import GroupNotEmpty, GroupNotFound
-from headrace.log.log import Log
 
 
 @asynccontextmanager
@@ -29,14 +29,14 @@ def beat(shares: ShareGroups, epoch: int = 0) -> None:
     )
 
 
-async def begun(broker: Broker, shares: ShareGroups) -> tuple[ShareGroup, Log]:
+async def begun(broker: Broker, shares: ShareGroups) -> tuple[ShareGroup, Partition]:
     """A group that has read the topic, and has no members now."""
-    log = (await broker.streams.create("t")).partitions[0].log
+    partition = (await broker.streams.create("t")).partitions[0]
     beat(shares)
-    await shares.begin(shares.known("s"), [log])
+    await shares.begin(shares.known("s"), [partition])
     group = shares.known("s")
     beat(shares, -1)
-    return group, log
+    return group, partition
 
 
 async def test_a_share_group_that_two_delete_at_once_is_deleted(tmp_path: Path) -> None:
@@ -53,26 +53,26 @@ async def test_d3_a_member_that_joins_while_its_group_is_deleted_begins_when_it_
 ) -> None:
     """It was told that the group had begun, and then that was deleted: it missed what came before its first fetch."""
     async with opened(tmp_path) as (broker, shares):
-        _, log = await begun(broker, shares)
-        change = shares.delete("s") if what == "delete" else shares.forget("s", [log.id])
+        _, partition = await begun(broker, shares)
+        change = shares.delete("s") if what == "delete" else shares.forget("s", [partition.log_id])
         deleting = asyncio.ensure_future(change)
         await asyncio.sleep(0)
         beat(shares)
-        await shares.begin(shares.group("s"), [log])  # the heartbeat is answered now
+        await shares.begin(shares.group("s"), [partition])  # the heartbeat is answered now
         await asyncio.gather(deleting, return_exceptions=True)
-        assert log.id in shares.known("s").partitions
+        assert partition.log_id in shares.known("s").partitions
     async with opened(tmp_path) as (_, shares):
-        assert log.id in shares.known("s").partitions, "for good"
+        assert partition.log_id in shares.known("s").partitions, "for good"
 
 
 async def test_a_group_that_got_a_member_while_it_waited_to_be_moved_is_not_moved(tmp_path: Path) -> None:
     async with opened(tmp_path) as (broker, shares):
-        group, log = await begun(broker, shares)
+        group, partition = await begun(broker, shares)
         async with shares._beginning:  # another group begins
-            moving = asyncio.ensure_future(shares.move("s", {log: 0}))
+            moving = asyncio.ensure_future(shares.move("s", {partition: 0}))
             await asyncio.sleep(0)
             beat(shares)
-        held = group.partitions[log.id]
+        held = group.partitions[partition.log_id]
         with pytest.raises(GroupNotEmpty):
             await moving
-        assert group.partitions[log.id] is held, "with the locks of its members"
+        assert group.partitions[partition.log_id] is held, "with the locks of its members"

@@ -75,11 +75,11 @@ async def test_a_member_that_is_not_heard_of_after_a_restart_is_gone_when_its_se
 async def test_how_often_a_record_was_tried_outlives_a_restart(tmp_path: Path) -> None:
     """Also if nobody ever acknowledged anything: who took it went away each time."""
     async with opened(tmp_path) as (broker, shares):
-        log = (await broker.streams.create("t")).partitions[0].log
+        partition = (await broker.streams.create("t")).partitions[0]
         beat(shares)
         group = shares.known("s")
-        await shares.begin(group, [log])
-        share = shares.partition(group, log)
+        await shares.begin(group, [partition])
+        share = shares.partition(group, partition.log_id)
         assert share.acquire("m", 0, 2, 2, 10.0)
         shares.release("s", "m")
         for _ in range(4):
@@ -87,24 +87,24 @@ async def test_how_often_a_record_was_tried_outlives_a_restart(tmp_path: Path) -
             shares.release("s", "m")
         assert share.available(0, 2) == 1, "the first was tried often enough"
     async with opened(tmp_path) as (broker, shares):
-        share = shares.partition(shares.known("s"), broker.streams.get("t").partitions[0].log)
+        share = shares.partition(shares.known("s"), broker.streams.get("t").partitions[0].log_id)
         assert share.start == 1
         assert share.acquire("m", 1, 2, 1, 10.0) == [Acquired(1, 1, 2)]
 
 
 async def test_locks_that_ended_are_counted_after_a_restart(tmp_path: Path) -> None:
     async with opened(tmp_path) as (broker, _):
-        log = (await broker.streams.create("t")).partitions[0].log
+        partition = (await broker.streams.create("t")).partitions[0]
         clock = ManualClock()
         timers = ManualTimers(clock)
         shares = ShareGroups(broker.shard, clock, timers, lambda: {"t": 1}, MemberBudget(1 << 20))
         group = shares.group("s")
-        await shares.begin(group, [log])
-        assert shares.partition(group, log).acquire("m", 0, 1, 1, shares.lock_deadline(group))
+        await shares.begin(group, [partition])
+        assert shares.partition(group, partition.log_id).acquire("m", 0, 1, 1, shares.lock_deadline(group))
         timers.advance(31)
         shares.close()
     async with opened(tmp_path) as (broker, after):
-        share = after.partition(after.known("s"), broker.streams.get("t").partitions[0].log)
+        share = after.partition(after.known("s"), broker.streams.get("t").partitions[0].log_id)
         assert share.acquire("m", 0, 1, 1, 10.0) == [Acquired(0, 0, 2)]
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.groups.offsets import Committed
+from headrace.broker.streams.partition import Partition
 from headrace.broker.transactions.coordinator import EPOCH_MAX, JOINED
 from headrace.broker.transactions.producer_state import PartitionProducers
 from headrace.broker.transactions.transaction import ABORTED, COMMITTED, EMPTY, ONGOING, Instance
@@ -58,7 +59,7 @@ def write(broker: Broker, producer: Instance, sequence: int = 0) -> Ticket:
         base_sequence=sequence,
         transactional=True,
     )
-    return broker.coordination.transactions.append(log_of(broker), data, codec.validate(data), ("t", 0))
+    return broker.coordination.transactions.append(Partition(0, log_of(broker)), data, codec.validate(data), ("t", 0))
 
 
 async def begin(broker: Broker, epoch: int = 0) -> Instance:
@@ -209,7 +210,7 @@ async def test_a_batch_that_comes_after_the_end_of_its_transaction_is_not_in_the
             with pytest.raises(InvalidProducerEpoch):
                 write(broker, producer, 1)
             await write(broker, following)
-        known = broker.coordination.producers.of(log_of(broker))
+        known = broker.coordination.producers.of(log_of(broker).id)
         assert known is not None
         with pytest.raises(InvalidProducerEpoch):
             known.check(info(1, producer=producer.producer_id, epoch=producer.epoch))
@@ -348,7 +349,7 @@ async def test_after_its_last_epoch_a_producer_has_another_id(tmp_path: Path) ->
             write(broker, producer, 1)
         await write(broker, following)
         assert await end(broker, following, commit=False) == next_of(following)
-        known = broker.coordination.producers.of(log_of(broker))
+        known = broker.coordination.producers.of(log_of(broker).id)
         assert known is not None and known.aborted_between(0, 9) == [(following.producer_id, 2)]
         assert broker.coordination.transactions.name_of(producer.producer_id) is None
 

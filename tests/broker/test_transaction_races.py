@@ -12,6 +12,7 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.groups.offsets import Committed
+from headrace.broker.streams.partition import Partition
 from headrace.broker.transactions.producer_state import BATCHES_KEPT
 from headrace.broker.transactions.transaction import ABORTED, ONGOING
 from headrace.config import Config
@@ -69,7 +70,7 @@ async def write(broker: Broker, pid: int, epoch: int, sequence: int = 0) -> None
         base_sequence=sequence,
         transactional=True,
     )
-    await broker.coordination.producers.append(log_of(broker), data, codec.validate(data))
+    await broker.coordination.producers.append(Partition(0, log_of(broker)), data, codec.validate(data))
 
 
 async def begin(broker: Broker) -> tuple[int, int]:
@@ -240,7 +241,7 @@ async def test_what_a_producer_sent_behind_a_batch_that_found_no_room_is_refused
             data = codec.build(
                 [(None, b"x", (), 1)], timestamp_ms=1, producer_id=5, producer_epoch=0, base_sequence=sequence
             )
-            return broker.coordination.producers.append(log_of(broker), data, codec.validate(data))
+            return broker.coordination.producers.append(Partition(0, log_of(broker)), data, codec.validate(data))
 
         await send(0)
         disk.full = True
@@ -268,7 +269,7 @@ async def test_d6_the_first_batch_of_a_producer_comes_first_though_it_was_refuse
             data = codec.build(
                 [(None, b"x", (), 1)], timestamp_ms=1, producer_id=5, producer_epoch=0, base_sequence=sequence
             )
-            return broker.coordination.producers.append(log_of(broker), data, codec.validate(data))
+            return broker.coordination.producers.append(Partition(0, log_of(broker)), data, codec.validate(data))
 
         broker.shard.is_full = True
         with pytest.raises(DiskFull):
@@ -292,7 +293,7 @@ async def test_d6_after_as_many_batches_as_are_remembered_found_no_room_the_firs
             data = codec.build(
                 [(None, b"x", (), 1)], timestamp_ms=1, producer_id=5, producer_epoch=0, base_sequence=sequence
             )
-            return broker.coordination.producers.append(log_of(broker), data, codec.validate(data))
+            return broker.coordination.producers.append(Partition(0, log_of(broker)), data, codec.validate(data))
 
         for sequence in range(before):
             await send(sequence)
@@ -331,7 +332,7 @@ async def test_d6_the_first_batch_of_a_transaction_comes_first_though_it_was_tol
 
         def send(sequence: int) -> Any:
             data = numbered(pid, epoch, sequence, transactional=True)
-            return transactions.append(log_of(broker), data, codec.validate(data), ("t", 0))
+            return transactions.append(Partition(0, log_of(broker)), data, codec.validate(data), ("t", 0))
 
         with transactions._busy(transactions.get("x")), pytest.raises(ConcurrentTransactions):
             send(0)
@@ -348,9 +349,9 @@ async def test_d6_a_later_batch_of_a_transaction_that_was_told_to_wait_is_not_it
         data = numbered(pid, epoch, 1, transactional=True)
         log, infos = log_of(broker), codec.validate(data)
         with transactions._busy(transactions.get("x")), pytest.raises(ConcurrentTransactions):
-            transactions.append(log, data, infos, ("t", 0))
+            transactions.append(Partition(0, log), data, infos, ("t", 0))
         with pytest.raises(OutOfOrderSequence):
-            transactions.append(log, data, infos, ("t", 0))
+            transactions.append(Partition(0, log), data, infos, ("t", 0))
 
 
 async def test_d6_the_first_batch_of_a_producer_comes_first_though_its_log_was_being_cut_back(tmp_path: Path) -> None:
@@ -360,7 +361,7 @@ async def test_d6_the_first_batch_of_a_producer_comes_first_though_its_log_was_b
 
         def send(sequence: int) -> Any:
             data = numbered(5, 0, sequence)
-            return producers.append(log, data, codec.validate(data))
+            return producers.append(Partition(0, log), data, codec.validate(data))
 
         log.is_frozen = True
         with pytest.raises(Overloaded):
@@ -380,7 +381,7 @@ async def test_d6_the_first_batch_comes_first_though_the_log_knows_the_producer_
         await broker.streams.create("t")
         transactions, log = broker.coordination.transactions, log_of(broker)
         other = numbered(99, 0, 0)
-        await broker.coordination.producers.append(log, other, codec.validate(other))
+        await broker.coordination.producers.append(Partition(0, log), other, codec.validate(other))
         pid, epoch = await transactions.begin_producer("x", 60_000)
         await transactions.add_partitions("x", pid, epoch, {("t", 0): log.id})
         await transactions.end("x", pid, epoch, commit=False)
@@ -388,7 +389,7 @@ async def test_d6_the_first_batch_comes_first_though_the_log_knows_the_producer_
 
         def send(sequence: int) -> Any:
             data = numbered(pid, epoch, sequence, transactional=True)
-            return broker.coordination.producers.append(log, data, codec.validate(data))
+            return broker.coordination.producers.append(Partition(0, log), data, codec.validate(data))
 
         broker.shard.is_full = True
         with pytest.raises(DiskFull):

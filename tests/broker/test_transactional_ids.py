@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from headrace.broker.broker import Broker
+from headrace.broker.streams.partition import Partition
 from headrace.broker.transactions.coordinator import EPOCH_MAX, ID_EXPIRATION_MS, TRANSACTIONS, Transactions
 from headrace.broker.transactions.transaction import COMMITTED, NOBODY, ONGOING, Transaction
 from headrace.clock import ManualClock
@@ -49,7 +50,7 @@ async def begin(broker: Broker, name: str, *topics: str) -> tuple[int, int]:
             base_sequence=0,
             transactional=True,
         )
-        await broker.coordination.producers.append(log, batch, codec.validate(batch))
+        await broker.coordination.producers.append(Partition(0, log), batch, codec.validate(batch))
     return pid, epoch
 
 
@@ -183,7 +184,7 @@ async def test_a_damaged_log_keeps_no_marker_from_the_others_and_gets_its_own_wh
         while transactions.get("x").owed or transactions.get("x").busy:
             await broker.shard.group().commit()
         assert log.stable_end == log.visible_end == 2
-        producers = broker.coordination.producers.of(log)
+        producers = broker.coordination.producers.of(log.id)
         assert producers is not None and producers.aborted_between(0, 2) == [], "it was committed"
         assert transactions.get("x").shown_state == "CompleteAbort"
     async with opened(tmp_path) as broker:

@@ -52,7 +52,7 @@ async def test_d9_a_transaction_that_a_restart_interrupts_can_be_ended(tmp_path:
     async with opened(tmp_path) as broker:
         log = broker.streams.get("t").partitions[0].log
         assert log.stable_end == 2
-        producers = broker.coordination.producers.of(log)
+        producers = broker.coordination.producers.of(log.id)
         assert producers is not None
         assert producers.aborted_between(0, 2) == [(pid, 0)]
 

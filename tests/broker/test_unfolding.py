@@ -94,7 +94,7 @@ async def test_a_page_that_ends_with_a_batch_goes_on_behind_it(broker: Broker, f
 
 
 async def test_browsing_unfolds_about_as_much_as_a_page_takes(folded: Partition, unfolded: list[int]) -> None:
-    found = await browse(folded.log, 0, limit=500, bytes_max=BATCH_BYTES + 1, decompressed_bytes_max=128 << 20)
+    found = await browse(folded, 0, limit=500, bytes_max=BATCH_BYTES + 1, decompressed_bytes_max=128 << 20)
     assert (len(found.records), found.next_offset) == (MESSAGES + 1, MESSAGES + 1)
     assert sum(unfolded) == 2 * BATCH_BYTES
 
@@ -107,7 +107,7 @@ async def test_a_search_ends_its_page_after_many_bytes_and_is_gone_on_with(
     while offset < folded.end_offset:
         unfolded.clear()
         page = await browse(
-            folded.log,
+            folded,
             offset,
             limit=500,
             bytes_max=BATCH_BYTES,

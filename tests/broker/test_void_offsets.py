@@ -10,6 +10,7 @@ from headrace.broker.broker import Broker
 from headrace.broker.queues import backlog
 from headrace.broker.queues.dead_letter_browser import Selection
 from headrace.broker.queues.queue import Queue
+from headrace.broker.streams.partition import Partition
 from headrace.log.log import Log
 from headrace.record import codec
 from tests.broker.queue_world import bodies, declare, opened, pass_time, say, until
@@ -35,7 +36,7 @@ async def begin(broker: Broker, queue: Queue, values: list[bytes]) -> tuple[int,
             base_sequence=sequence,
             transactional=True,
         )
-        await broker.coordination.producers.append(log, batch, codec.validate(batch))
+        await broker.coordination.producers.append(Partition(0, log), batch, codec.validate(batch))
     return pid, epoch
 
 

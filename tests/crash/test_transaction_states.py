@@ -12,6 +12,7 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.groups.offsets import Committed
+from headrace.broker.streams.partition import Partition
 from headrace.broker.transactions.coordinator import EPOCH_MAX, JOINED, Transactions
 from headrace.broker.transactions.producers import batches_from
 from headrace.broker.transactions.transaction import NOBODY, Instance, Transaction
@@ -57,7 +58,7 @@ class Client:
                 base_sequence=sequence,
                 transactional=True,
             )
-            await transactions.append(log_of(broker, topic), data, codec.validate(data), (topic, 0))
+            await transactions.append(Partition(0, log_of(broker, topic)), data, codec.validate(data), (topic, 0))
             return replace(self, written=self.written + 1, sequences={**self.sequences, topic: sequence + 1})
         if topics and self.written == len(topics):
             offset = Committed("g", "a", 0, log_of(broker, "a").id, self.transaction, -1, "", 1)

@@ -25,9 +25,12 @@ from headrace.broker.queues.view import fold_settles
 from headrace.broker.schemas.registry import Schemas
 from headrace.broker.sinks.ledger import Ledger
 from headrace.broker.sinks.pipeline_reports import Pipelines
+from headrace.broker.sinks.read_leases import ReadLeases
 from headrace.broker.sinks.uploads import Uploads
 from headrace.broker.standbys import Standbys
+from headrace.broker.storage import Storage
 from headrace.broker.streams import publish as publishing
+from headrace.broker.streams.append import Appender
 from headrace.broker.streams.cursors import Cursors
 from headrace.broker.streams.key_index import Keys
 from headrace.broker.streams.partition import Partition, when_loaded
@@ -36,6 +39,7 @@ from headrace.broker.streams.streams import Stream, Streams
 from headrace.broker.upkeep.expired_links import sweep_held
 from headrace.broker.upkeep.reclaim import Reclaim
 from headrace.broker.upkeep.schedule import Housekeeping
+from headrace.broker.upkeep.segments import SegmentUpkeep
 from headrace.broker.vhosts.policies import Policies
 from headrace.broker.vhosts.vhosts import VirtualHosts
 from headrace.clock import Clock, SystemClock
@@ -66,6 +70,7 @@ class Broker:
         self.streams = Streams(self.catalog, config, clock)
         self.report: RecoveryReport
         self.shard: Shard
+        self.storage: Storage
         self.cursors: Cursors
         self.pressure: Pressure
         self.spill: Spill
@@ -76,6 +81,9 @@ class Broker:
         self.vhosts: VirtualHosts
         self.coordination: Coordination
         self.staging: Uploads
+        self.segments: SegmentUpkeep
+        self.read_leases: ReadLeases
+        self.appender: Appender
         self.ledger: Ledger
         self.pipelines: Pipelines
         self.schemas = Schemas(self)
@@ -119,6 +127,7 @@ class Broker:
         broker.report.restored += broker.catalog.restored
         if broker.shard.was_standby:
             logger.warning("%s was a standby's copy: from here on it goes its own way", data_dir)
+        broker.storage = Storage(broker.disk, broker.catalog, broker.shard, broker.report)
         broker.streams.attach(broker.shard)
         broker.cursors = Cursors(broker.streams, broker.shard, broker.clock)
         broker.pressure = Pressure(broker.shard, config, broker.clock, broker.disk)
@@ -131,7 +140,17 @@ class Broker:
         broker.policies = Policies(broker.catalog)
         broker.users = Users(broker.catalog)
         broker.staging = Uploads(broker.disk, data_dir, broker.clock)
-        broker.ledger = Ledger(broker.shard, broker.streams, broker.staging, broker.clock)
+        broker.segments = SegmentUpkeep(broker.shard, broker.staging, broker.coordination.producers)
+        broker.read_leases = ReadLeases(broker.shard)
+        broker.appender = Appender(
+            broker.shard,
+            broker.clock,
+            broker.pressure,
+            broker.coordination.producers,
+            broker.coordination.transactions,
+            decompressed_bytes_max=config.decompressed_bytes_max,
+        )
+        broker.ledger = Ledger(broker.shard, broker.streams, broker.appender, broker.staging, broker.clock)
         broker.pipelines = Pipelines(broker.shard, broker.clock)
         broker._connections_max = broker.pressure.connections_max
         broker.spill = Spill(broker.shard.files, broker.disk, data_dir, broker.shard.loader, broker.shard.counters)
@@ -202,16 +221,7 @@ class Broker:
         """Where each message is, in the order given; returns once all are on stable storage."""
         shape = publishing.Shape.of(stream)
         prepared = publishing.prepare(shape, messages, self.clock.now_ms(), stream.next_turn())
-        return await self.submit(stream, prepared)
-
-    async def submit(self, stream: Stream, prepared: Sequence[publishing.Prepared]) -> list[publishing.Place]:
-        self.pressure.check()
-        size = sum(len(part.batches) for part in prepared)
-        self.pressure.took(size)
-        delay_s = self.pressure.delay_s(size)
-        if delay_s:
-            await asyncio.sleep(delay_s)
-        return await publishing.publish(self.shard, stream, prepared)
+        return await self.appender.publish(stream, prepared)
 
     async def read(self, stream: Stream, partition: Partition, offset: int, *, limit: int, bytes_max: int) -> Page:
         """A page of committed messages."""
@@ -223,7 +233,7 @@ class Broker:
                 limit=limit,
                 bytes_max=bytes_max,
                 decompressed_bytes_max=self.config.decompressed_bytes_max,
-                aborted=self.coordination.producers.aborted(partition.log),
+                aborted=self.coordination.producers.aborted(partition.log_id),
             )
         )
 

@@ -109,13 +109,13 @@ async def test_locks_of_one_group_end_though_those_of_another_last_longer(tmp_pa
         clock = ManualClock()
         timers = ManualTimers(clock)
         shares = ShareGroups(world.broker.shard, clock, timers, dict, MemberBudget(1 << 20))
-        log = world.broker.streams.get("t").partition(0).log
+        partition = world.broker.streams.get("t").partition(0)
         held = {}
         for group_id, lock_ms in (("slow", 60_000), ("quick", 15_000)):
             await shares.configure(group_id, {"start": "earliest", "lock_ms": lock_ms})
             group = shares.group(group_id)
-            await shares.begin(group, [log])
-            held[group_id] = shares.partition(group, log)
+            await shares.begin(group, [partition])
+            held[group_id] = shares.partition(group, partition.log_id)
             assert held[group_id].acquire("m", 0, 1, 1, shares.lock_deadline(group))
         for seconds, locked in ((14, [1, 1]), (2, [1, 0]), (40, [1, 0]), (5, [0, 0])):
             timers.advance(seconds)

@@ -33,6 +33,7 @@ RATES = (512 * MB, 256 * MB, 128 * MB, 64 * MB, 32 * MB)  # bytes a second, of a
 # Nobody waits longer than its own bytes take at this part of the rate: small messages are not held for large ones.
 FAIR_PART = 64
 DELAY_S_MAX = 1.0
+STREAMING_PART = 4
 PENDING_BYTES_MAX = 256 * MB  # with less, one slow sync would refuse publishers
 CALM_LOOK_S = 1.0  # while nothing comes; a look at every tick was most of what an idle broker costs
 DISK_LOOK_S = 1.0
@@ -156,9 +157,20 @@ class Pressure:
     # What others ask.
 
     @property
-    def staged_bytes_max(self) -> int:
-        """What may wait for the disk before a connection that does not wait for answers is no longer read."""
-        return self.limits.pending_bytes // 4
+    def must_throttle(self) -> bool:
+        """Whether clients that wait for each answer (Kafka) should pause: the disk has its limit of pending bytes."""
+        return self._shard.pending_bytes > self.limits.pending_bytes
+
+    @property
+    def must_pause_reading(self) -> bool:
+        """Whether clients that publish without waiting (AMQP) should no longer be read.
+
+        They stop at a quarter of the limit: whatever their sockets hold already still comes."""
+        return self._shard.pending_bytes > self.limits.pending_bytes // STREAMING_PART
+
+    def on_drain(self, callback: Callable[[], object]) -> None:
+        """Call back once, when the pending bytes are on disk."""
+        self._shard.on_drain(callback)
 
     @property
     def connections_max(self) -> int:
@@ -195,6 +207,14 @@ class Pressure:
         pending = self._shard.pending_bytes
         if pending > self.limits.pending_bytes:
             raise Overloaded(f"{pending:,} bytes are waiting for the disk")
+
+    def admit(self, size: int) -> float:
+        """For publishers that can be refused and delayed (HTTP): count the bytes, and return the seconds to wait.
+
+        Raises as `check` does."""
+        self.check()
+        self.took(size)
+        return self.delay_s(size)
 
     def delay_s(self, size: int) -> float:
         """How long who has just sent this much waits before it may send more; 0 at full speed."""

@@ -216,12 +216,12 @@ class DeadLetterBrowser:
                 return
             offset = page.next_offset
         if limit > 0:
-            unread += (Unread(view.level, gap) for gap in unserved(view.log))
+            unread += (Unread(view.level, gap) for gap in unserved(view.partition))
 
     async def _look(self, view: View, offset: int, until: int, limit: int, unread: list[Unread]) -> BrowsedMessage:
         gaps: list[Gap] = []
         found = await browse(
-            view.log,
+            view.partition,
             offset,
             limit=limit,
             bytes_max=BATCH_BYTES,

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from headrace.broker.queues.delivery_counts import DeliveryCounts, pack, unpack
 from headrace.broker.queues.flush import Author, FlushCoordinator
+from headrace.broker.streams.partition import Partition
 from headrace.broker.streams.read import unfolded, without_aborted
 from headrace.broker.types.aborted_ranges import Aborts
 from headrace.broker.types.range_set import RangeSet
@@ -144,6 +145,11 @@ class View:
         self.authors: set[Author] = set()  # of what waits for the next flush, as far as they want to know
         self._in_round = 0
         self.purged_to = 0
+
+    @property
+    def partition(self) -> Partition:
+        """The port through which listeners see the log."""
+        return Partition(self.level, self.log)
 
     # Counting.
 

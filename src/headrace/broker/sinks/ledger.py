@@ -16,11 +16,11 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.broker.sinks.uploads import Section, Uploads
+from headrace.broker.streams.append import Appender
 from headrace.broker.streams.streams import Streams
 from headrace.clock import Clock
 from headrace.errors import BatchTooLarge, HeadraceError, InvalidInput, NotFound
 from headrace.log.commit.journal_entry import PART_BYTES
-from headrace.log.log import Log
 from headrace.log.shard import Shard
 from headrace.record.types import BatchInfo
 
@@ -87,9 +87,10 @@ def unclaimed(owner: str) -> str:
 
 
 class Ledger:
-    def __init__(self, shard: Shard, streams: Streams, staging: Uploads, clock: Clock) -> None:
+    def __init__(self, shard: Shard, streams: Streams, appender: Appender, staging: Uploads, clock: Clock) -> None:
         self._shard = shard
         self._streams = streams
+        self._appender = appender
         self._staging = staging
         self._clock = clock
         self._lines: dict[str, Line] = {}
@@ -161,17 +162,15 @@ class Ledger:
         try:
             loaded = []
             for part in parts:
-                log = self._log_of(part)
-                loaded.append((log.id, *await self._staging.read(part.section, keyed=log.settings.is_compacted)))
+                stream = self._streams.get(part.topic)
+                log_id = stream.partition(part.partition).log_id
+                loaded.append((log_id, *await self._staging.read(part.section, keyed=stream.rules.needs_key)))
             line = Line(batch=batch, updated_ms=self._clock.now_ms(), user=user)
             line = await self._append(writer, line, loaded)
         finally:
             self._staging.let_go(names)
         await self._staging.remove(names)
         return Outcome(line, False)
-
-    def _log_of(self, part: LedgerEntry) -> Log:
-        return self._streams.get(part.topic).partition(part.partition).log
 
     def _step_bytes(self) -> int:
         """What one entry takes, of a small journal too: a step that none can hold could never be done."""
@@ -183,10 +182,11 @@ class Ledger:
         runs: list[tuple[str, int, int, int]] = []
         room = most = self._step_bytes()
         for part in parts:
-            log = self._log_of(part)
-            _, infos = await self._staging.read(part.section, keyed=log.settings.is_compacted)
+            stream = self._streams.get(part.topic)
+            log = stream.partition(part.partition).log
+            _, infos = await self._staging.read(part.section, keyed=stream.rules.needs_key)
             for position, length in _runs(infos, most):
-                log.check_append(bytearray(), [info for info in infos if position <= info.position < position + length])
+                self._appender.check(log, [info for info in infos if position <= info.position < position + length])
                 if length > room and runs:
                     steps.append(_Step(runs))
                     runs, room = [], most
@@ -219,7 +219,10 @@ class Ledger:
         """One journal entry: the batches and the ledger's new line. Offsets come with it, so the line that is kept
         in memory knows more than the one on disk: where the batches went is for whoever asks again soon."""
         group = self._shard.group()
-        tickets = [(log_id, group.append(self._shard.log(log_id), data, infos)) for log_id, data, infos in loaded]
+        tickets = [
+            (log_id, self._appender.stage_in(group, self._shard.log(log_id), data, infos))
+            for log_id, data, infos in loaded
+        ]
         records = line.records + sum(info.count for _, _, infos in loaded for info in infos)
         last = line.next_step + 1 >= line.steps
         changed = msgspec.structs.replace(

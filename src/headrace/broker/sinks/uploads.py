@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
+from headrace.broker.streams.append import check_anonymous
 from headrace.clock import Clock
 from headrace.errors import Conflict, CorruptBatch, InvalidInput, NotFound, StorageError
 from headrace.log.disk.disk import Disk, write_atomically
@@ -66,9 +67,7 @@ class Uploads:
                 decompressed_bytes_max=decompressed_bytes_max,
                 repair=True,
             )
-            for info in infos:
-                if info.is_control or info.is_transactional or info.producer_id >= 0:
-                    raise CorruptBatch("staged batches belong to no producer or transaction", info.position)
+            check_anonymous(infos)
             self._make_folder()
             write_atomically(self._disk, self._path(name), batches)
             return Staged(len(batches), sum(info.count for info in infos))

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
-from headrace.broker.queues.view import View
-from headrace.broker.streams.partition import when_loaded
+from headrace.broker.streams.partition import Partition, when_loaded
 from headrace.broker.streams.read import committed
 from headrace.broker.types.aborted_ranges import NO_ABORTS, Aborts
+from headrace.broker.types.range_set import RangeSet
 from headrace.errors import CorruptBatch, CorruptLog, DecompressedTooLarge, OffsetOutOfRange
 from headrace.log.read.reader import Chunk
 from headrace.record import codec
@@ -30,10 +30,10 @@ class Gap(NamedTuple):
     reason: str
 
 
-def unserved(log: Any) -> list[Gap]:
-    """What a start found damaged: nothing behind it is served. A queue in memory has no such thing."""
-    damage = getattr(log, "damage", None)
-    return [] if damage is None else [Gap(log.visible_end, None, str(damage))]
+def unserved(partition: Partition) -> list[Gap]:
+    """The gap behind damage that recovery found: nothing from there on is served."""
+    damage = partition.damage
+    return [] if damage is None else [Gap(partition.end_offset, None, str(damage))]
 
 
 class BrowsedMessage(NamedTuple):
@@ -43,7 +43,7 @@ class BrowsedMessage(NamedTuple):
 
 
 async def browse(
-    log: Any,
+    partition: Partition,
     offset: int,
     *,
     limit: int,
@@ -59,10 +59,10 @@ async def browse(
     is put into `gaps` and gone around."""
     found: list[Record] = []
     size = scanned = looked = 0
-    offset = max(offset, log.start_offset)
-    end = log.stable_end
+    offset = max(offset, partition.start_offset)
+    end = partition.stable_end
     while offset < end and len(found) < limit and len(gaps or ()) < GAPS_MAX:
-        offset, chunk = await _read(log, offset, end, gaps)
+        offset, chunk = await _read(partition, offset, end, gaps)
         if chunk is None:
             continue
         if chunk.next_offset <= offset:
@@ -95,26 +95,26 @@ async def browse(
     return BrowsedMessage(found, offset, scanned)
 
 
-async def find_time(log: Any, timestamp_ms: int, gaps: list[Gap]) -> int:
+async def find_time(partition: Partition, timestamp_ms: int, gaps: list[Gap]) -> int:
     """The offset of the first record at or after a time, or the end. Damage on the way may hide an earlier one: it is
     put into `gaps` and gone around."""
-    start, end = log.start_offset, int(log.stable_end)
+    start, end = partition.start_offset, partition.stable_end
     while start < end and len(gaps) < GAPS_MAX:
         try:
-            found = await when_loaded(partial(log.offset_for_timestamp_now, timestamp_ms, start))
+            found = await when_loaded(partial(partition.offset_for_timestamp_now, timestamp_ms, start))
         except CorruptLog as damage:
             if damage.offset is None:
                 raise
-            start = await _behind(log, damage.offset, end, damage, gaps)
+            start = await _skip_damage(partition, damage.offset, end, damage, gaps)
         else:
-            return end if found is None else int(found[0])
-    return int(start)
+            return end if found is None else found[0]
+    return start
 
 
-async def _read(log: Any, offset: int, end: int, gaps: list[Gap] | None) -> tuple[int, Chunk | None]:
+async def _read(partition: Partition, offset: int, end: int, gaps: list[Gap] | None) -> tuple[int, Chunk | None]:
     """What is at the offset; or nothing, and where else to look for it."""
     try:
-        return offset, await when_loaded(partial(log.read_now, offset, READ_BYTES))
+        return offset, await when_loaded(partial(partition.read_now, offset, READ_BYTES))
     except OffsetOutOfRange as error:  # retention was faster
         if error.start <= offset:
             raise
@@ -122,16 +122,24 @@ async def _read(log: Any, offset: int, end: int, gaps: list[Gap] | None) -> tupl
     except CorruptLog as damage:
         if gaps is None:
             raise
-        return await _behind(log, offset, end, damage, gaps), None
+        return await _skip_damage(partition, offset, end, damage, gaps), None
 
 
-async def _behind(log: Any, offset: int, end: int, damage: CorruptLog, gaps: list[Gap]) -> int:
-    behind: int = min(end, await when_loaded(partial(log.behind_now, offset)))
-    gaps.append(Gap(offset, behind, str(damage)))
-    return behind
+async def _skip_damage(partition: Partition, offset: int, end: int, damage: CorruptLog, gaps: list[Gap]) -> int:
+    readable = min(end, await when_loaded(partial(partition.next_readable_now, offset)))
+    gaps.append(Gap(offset, readable, str(damage)))
+    return readable
 
 
-def state_of(view: View, offset: int) -> str:
+class Settled(Protocol):
+    """The reading state of a queue over one log, see queues/view.py."""
+
+    settled: RangeSet
+    returned: RangeSet
+    next: int
+
+
+def state_of(view: Settled, offset: int) -> str:
     """Where a message of a queue is: waiting, with a consumer, or done."""
     if offset in view.settled:
         return DONE

@@ -220,7 +220,7 @@ class Keys:
             chunk = await when_loaded(lambda: partition.read_now(start, CHUNK_BYTES, end=end))
         except OffsetOutOfRange:
             return True  # retention was faster: once more from where the log begins now
-        known = self._broker.coordination.producers.aborted(log)
+        known = self._broker.coordination.producers.aborted(log.id)
         aborted = Aborts(known.between(chunk.base_offset, chunk.next_offset))  # for a thread: nobody changes these
         limit = self._broker.config.decompressed_bytes_max
         to = max(chunk.next_offset, start + 1)

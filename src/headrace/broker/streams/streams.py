@@ -7,7 +7,7 @@ turn and for the disk in a thread of their own, so that the event loop never doe
 import asyncio
 import errno
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Literal, TypeVar
@@ -34,6 +34,8 @@ from headrace.log.disk.paths import slug
 from headrace.log.log import LogSpec
 from headrace.log.settings import StreamSettings
 from headrace.log.shard import Shard
+from headrace.record.layout import CODECS
+from headrace.record.types import BatchInfo
 
 CATALOG_KIND = "streams"
 DEFAULT_VHOST = "/"
@@ -76,12 +78,30 @@ class StreamDocument(msgspec.Struct, frozen=True, kw_only=True):
         return self.vhost, self.name
 
 
+class AppendRules:
+    """What appends must know of a stream, computed when its settings change: the compiled path asks for every batch."""
+
+    __slots__ = ("batch_bytes_max", "codec", "is_plain", "needs_key", "stamps_time")
+
+    def __init__(self, settings: StreamSettings, overrides: Mapping[str, str]) -> None:
+        self.batch_bytes_max = settings.batch_bytes_max
+        self.needs_key = settings.is_compacted
+        # The broker's own default is only for batches that the broker builds; clients' batches keep their codec.
+        self.codec: int | None = CODECS[settings.compression] if "compression" in overrides else None
+        self.stamps_time = settings.timestamp_type == "append"
+        self.is_plain = self.codec is None and not self.stamps_time
+
+    def must_recompress(self, infos: Iterable[BatchInfo]) -> bool:
+        return self.codec is not None and any(info.codec != self.codec for info in infos)
+
+
 class Stream:
-    """A stream that exists. Held by readers for as long as they like: `is_deleted` says when it is over."""
+    """A stream that exists. Readers may keep it: `is_deleted` says when it no longer exists."""
 
     def __init__(self, document: StreamDocument, settings: StreamSettings, partitions: list[Partition]) -> None:
         self.document = document
         self.settings = settings
+        self.rules = AppendRules(settings, document.config)
         self.is_topic = is_topic_name(document.name)  # for Kafka clients; asked for every batch
         self.partitions = partitions
         self.is_deleted = False
@@ -100,6 +120,11 @@ class Stream:
     @property
     def kind(self) -> Kind:
         return self.document.kind
+
+    def configure(self, document: StreamDocument, settings: StreamSettings) -> None:
+        self.document = document
+        self.settings = settings
+        self.rules = AppendRules(settings, document.config)
 
     def bound(self, age_ms_max: int | None, bytes_max: int | None) -> None:
         """What policies allow at most, whatever the stream's own settings are, now and later."""
@@ -291,8 +316,7 @@ class Streams:
             document = msgspec.structs.replace(old, config=overrides, logs=[*old.logs, *added])
             self._refuse_compaction(document)
             await self._put(document)
-            stream.document = document
-            stream.settings = self._settings(document)
+            stream.configure(document, self._settings(document))
             for spec in self._specs(document)[len(old.logs) :]:
                 stream.partitions.append(Partition(len(stream.partitions), self._shard.create_log(spec)))
             stream.settle_retention()

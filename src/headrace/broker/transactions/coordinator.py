@@ -25,6 +25,7 @@ import msgspec
 from headrace.broker.groups.coordinator import Groups
 from headrace.broker.groups.offsets import Committed
 from headrace.broker.groups.timers import Timer, Timers
+from headrace.broker.streams.partition import Partition
 from headrace.broker.transactions.markers import control_batch, is_due, say_owed
 from headrace.broker.transactions.producers import Producers
 from headrace.broker.transactions.transaction import (
@@ -185,20 +186,23 @@ class Transactions:
         if one.state != ONGOING or one.partitions.get(where) not in self._shard.logs or where in one.joining:
             raise NotInTransaction(f"{where[0]}-{where[1]} is not in the transaction")
 
-    def append(self, log: Log, data: bytearray | memoryview, infos: list[BatchInfo], where: Where) -> Ticket:
+    def append(
+        self, partition: Partition, data: bytearray | memoryview, infos: list[BatchInfo], where: Where
+    ) -> Ticket:
         """A transactional batch, which brings its partition into the transaction and opens that if it is the first.
         Each transaction has an epoch of its own, so its first batch for a log has the number 0: another one got past
         it."""
         one = self._producing(infos[0].producer_id, infos[0].producer_epoch)
-        saved = where not in one.joining if log.id in one.joined else one.is_saved
-        if one.state == ONGOING and one.partitions.get(where) == log.id and saved:
-            return self._producers.append(log, data, infos, from_zero=True)
-        if (one.busy and one.state != ONGOING) or any(marker.log_id == log.id for marker in one.owed):
+        log_id = partition.log_id
+        saved = where not in one.joining if log_id in one.joined else one.is_saved
+        if one.state == ONGOING and one.partitions.get(where) == log_id and saved:
+            return self._producers.append(partition, data, infos, from_zero=True)
+        if (one.busy and one.state != ONGOING) or any(marker.log_id == log_id for marker in one.owed):
             if infos[0].base_sequence == 0:  # another one is not the first, and hears so when it comes again
-                self._producers.put_off(log, infos[0])
+                self._producers.put_off(partition, infos[0])
             raise ConcurrentTransactions(one.transactional_id)
-        join = partial(self._join, one, where, log.id)
-        ticket = self._producers.append(log, data, infos, join, from_zero=True)
+        join = partial(self._join, one, where, log_id)
+        ticket = self._producers.append(partition, data, infos, join, from_zero=True)
         ticket.add_callback(partial(self._joined, one, where))
         return ticket
 

@@ -8,6 +8,7 @@ from functools import partial
 
 import msgspec
 
+from headrace.broker.streams.partition import Partition
 from headrace.broker.transactions.producer_state import Batch, PartitionProducers, Snapshot
 from headrace.broker.types.aborted_ranges import NO_ABORTS, Aborts
 from headrace.broker.types.range_set import RangeSet
@@ -128,14 +129,14 @@ class Producers:
 
     def append(
         self,
-        log: Log,
+        partition: Partition,
         data: bytearray | memoryview,
         infos: list[BatchInfo],
         with_it: Beside | None = None,
         *,
         from_zero: bool = False,
     ) -> Ticket:
-        """As log.append, for batches of which at least one has a producer id. A repeated batch is not stored
+        """As Partition.append, for batches of which at least one has a producer id. A repeated batch is not stored
         again: its ticket is the first one's, or one with the offset that the first one got. What `with_it` adds to
         the entry of a new one is stored together with it, or not at all. With `from_zero` the first of a producer has
         the number 0."""
@@ -144,6 +145,7 @@ class Producers:
         [info] = infos
         if info.is_control:
             raise InvalidInput("control batches are the broker's")
+        log = partition.log
         tracked = self._track(log)
         repeated = tracked.producers.check(info, from_zero=from_zero)
         if repeated is not None:
@@ -154,7 +156,7 @@ class Producers:
             else:
                 ticket = log.append(data, infos)
         except (DiskFull, Overloaded):
-            self.put_off(log, info)
+            self.put_off(partition, info)
             raise
         batch = tracked.producers.staged(info, ticket, log.visible_end, self._clock.now_ms())
         if info.is_transactional:
@@ -162,9 +164,9 @@ class Producers:
         ticket.add_callback(partial(self._appended, tracked, info, batch))
         return ticket
 
-    def put_off(self, log: Log, info: BatchInfo) -> None:
+    def put_off(self, partition: Partition, info: BatchInfo) -> None:
         """A batch was refused that is to come again: none behind it is taken before it."""
-        self._track(log).producers.put_off(info, self._clock.now_ms())
+        self._track(partition.log).producers.put_off(info, self._clock.now_ms())
 
     def _track(self, log: Log) -> Tracked:
         tracked = self._tracked.get(log.id)
@@ -239,13 +241,13 @@ class Producers:
     def unwatch(self, log: Log) -> None:
         self._watchers.pop(log.id, None)
 
-    def of(self, log: Log) -> PartitionProducers | None:
-        tracked = self._tracked.get(log.id)
+    def of(self, log_id: int) -> PartitionProducers | None:
+        tracked = self._tracked.get(log_id)
         return tracked.producers if tracked is not None else None
 
-    def aborted(self, log: Log) -> Aborts:
+    def aborted(self, log_id: int) -> Aborts:
         """The transactions of a log whose records nobody is shown."""
-        producers = self.of(log)
+        producers = self.of(log_id)
         return producers.aborted if producers is not None else NO_ABORTS
 
     def _forget_aborted(self, log: Log, markers: Sequence[int]) -> Ticket | None:

@@ -1,6 +1,11 @@
-"""Upkeep of a log on request: replace a segment by a rewritten one, compact, drop what lies before an offset."""
+"""Segment upkeep on request: replace a segment by a rewritten one, archive, compact, delete before an offset.
+
+Used by the HTTP listener (`headrace log compact|recompress|tier`) and by Kafka's DeleteRecords. Scheduled upkeep is
+in schedule.py.
+"""
 
 import asyncio
+from collections.abc import Callable
 from typing import NamedTuple
 
 from headrace.broker.sinks.uploads import Uploads
@@ -13,6 +18,8 @@ from headrace.log.segments.segment import Segment
 from headrace.log.shard import Shard
 from headrace.log.tier.archive import archive, take_back
 
+Outcome = tuple[Rewritten | None, BaseException | None]
+
 
 class Gain(NamedTuple):
     bytes_before: int
@@ -21,27 +28,70 @@ class Gain(NamedTuple):
     records_after: int
 
 
-async def replace_segment(
-    shard: Shard, staging: Uploads, partition: Partition, base: int, generation: int, name: str
-) -> Gain:
-    """Make an upload the next generation of a sealed segment. All of it is checked first."""
-    log = partition.log
-    found = _sealed(partition, base, generation)
-    path = staging.path_of(name)
-    interval = log.settings.index_interval
-    done: asyncio.Future[tuple[Rewritten | None, BaseException | None]] = asyncio.get_running_loop().create_future()
-    staging.hold([name])
-    try:
-        shard.maintenance.rewrite_segments(
-            log,
-            [found],
-            lambda _data, _info: None,
-            lambda made, error: None if done.done() else done.set_result((made, error)),
-            make=lambda: (adopt if found.tier is None else take_back)(shard.files, found, path, interval),
-        )
+class SegmentUpkeep:
+    """Used on the event loop; the work itself runs on the shard's keeper thread."""
+
+    def __init__(self, shard: Shard, uploads: Uploads, producers: Producers) -> None:
+        self._shard = shard
+        self._uploads = uploads
+        self._producers = producers
+
+    async def replace(self, partition: Partition, base: int, generation: int, upload: str) -> Gain:
+        """Make an upload the next generation of a sealed segment. The whole upload is verified first."""
+        log = partition.log
+        found = _sealed(partition, base, generation)
+        path = self._uploads.path_of(upload)
+        interval = log.settings.index_interval
+        make = adopt if found.tier is None else take_back
+        done, report = _outcome()
+        self._uploads.hold([upload])
+        try:
+            self._shard.maintenance.rewrite_segments(
+                log,
+                [found],
+                lambda _data, _info: None,
+                report,
+                make=lambda: make(self._shard.files, found, path, interval),
+            )
+            return _gain(*await done, what=f"segment {base}")
+        finally:
+            self._uploads.let_go([upload])
+
+    async def archive(self, partition: Partition, base: int, generation: int) -> Gain:
+        """Make a Parquet file the next generation of a sealed segment.
+
+        The caller has written the unfinished file to `parquet_path`. It is read back and compared with the segment
+        before it replaces it.
+        """
+        found = _sealed(partition, base, generation)
+        if found.tier is not None:
+            raise Conflict(f"segment {base} is already archived")
+        done, report = _outcome()
+        archive(self._shard, partition.log, found, report)
         return _gain(*await done, what=f"segment {base}")
-    finally:
-        staging.let_go([name])
+
+    async def compact(self, partition: Partition) -> Gain:
+        """Keep only the latest record of each key in the sealed segments."""
+        done, report = _outcome()
+        self._shard.maintenance.compact(partition.log, report)
+        made, error = await done
+        if made is None and error is None:
+            return Gain(0, 0, 0, 0)  # no segment is sealed yet
+        return _gain(made, error, what="the log")
+
+    async def delete_before(self, partition: Partition, offset: int) -> None:
+        """Move the start of the log, durably on return.
+
+        A snapshot first keeps what the deleted records say about producers (sequence numbers, aborted transactions).
+        """
+        self._producers.snapshot_of(partition.log)
+        await self._shard.maintenance.delete_before(partition.log, offset)
+
+
+def _outcome() -> tuple["asyncio.Future[Outcome]", Callable[[Rewritten | None, BaseException | None], object]]:
+    """A future, and the callback that completes it."""
+    done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    return done, lambda made, error: None if done.done() else done.set_result((made, error))
 
 
 def _sealed(partition: Partition, base: int, generation: int) -> Segment:
@@ -50,31 +100,8 @@ def _sealed(partition: Partition, base: int, generation: int) -> Segment:
     if found is None:
         raise NotFound(f"partition {partition.number} has no segment {base} of generation {generation}")
     if not found.is_sealed or found.next_offset > log.durable_end:
-        raise Conflict(f"segment {base} is still being written: only sealed ones are rewritten")
+        raise Conflict(f"segment {base} is still being written: only sealed segments can be rewritten")
     return found
-
-
-async def archive_segment(shard: Shard, partition: Partition, base: int, generation: int) -> Gain:
-    """Make the Parquet file that was written for a sealed segment the next generation of it. The file lies where
-    `parquet_path` says, unfinished; all of it is read back and compared with the segment first."""
-    found = _sealed(partition, base, generation)
-    if found.tier is not None:
-        raise Conflict(f"segment {base} is archived already")
-    done: asyncio.Future[tuple[Rewritten | None, BaseException | None]] = asyncio.get_running_loop().create_future()
-    archive(shard, partition.log, found, lambda made, error: None if done.done() else done.set_result((made, error)))
-    return _gain(*await done, what=f"segment {base}")
-
-
-async def compact(shard: Shard, partition: Partition) -> Gain:
-    """Keep the latest record of each key in the sealed segments."""
-    done: asyncio.Future[tuple[Rewritten | None, BaseException | None]] = asyncio.get_running_loop().create_future()
-    shard.maintenance.compact(
-        partition.log, lambda made, error: None if done.done() else done.set_result((made, error))
-    )
-    made, error = await done
-    if made is None and error is None:
-        return Gain(0, 0, 0, 0)  # nothing is sealed yet
-    return _gain(made, error, what="the log")
 
 
 def _gain(made: Rewritten | None, error: BaseException | None, *, what: str) -> Gain:
@@ -83,11 +110,5 @@ def _gain(made: Rewritten | None, error: BaseException | None, *, what: str) -> 
     if error is not None:
         raise StorageError(f"{what} could not be rewritten: {error}") from error
     if made is None:
-        raise Conflict(f"{what} is being rewritten already: try again")
+        raise Conflict(f"{what} is already being rewritten: try again later")
     return Gain(made.bytes_before, made.bytes_after, made.records_before, made.records_after)
-
-
-async def delete_before(shard: Shard, producers: Producers, partition: Partition, offset: int) -> None:
-    """Move the start of the log; durable on return. What its producers have sent stays known."""
-    producers.snapshot_of(partition.log)
-    await shard.maintenance.delete_before(partition.log, offset)

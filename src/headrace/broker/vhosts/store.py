@@ -186,7 +186,7 @@ class QueueStore:
                 durable=True,
                 level=partition.number,
                 saved=self._shard.state.get(SETTLE_TABLE, _key(partition.log.id)) if policy.kind != STREAM else None,
-                aborted=partial(self._producers.aborted, partition.log),
+                aborted=partial(self._producers.aborted, partition.log_id),
             )
             for partition in reversed(stream.partitions)
         ]

@@ -231,9 +231,9 @@ class Connection(AmqpTransport):
             self._flushing += 1
             self._author.stores |= touched
             self.flushes.after(partial(self._flushed, waiting, self._author if touched else None))
-            if self.broker.shard.pending_bytes > self.broker.pressure.staged_bytes_max:
+            if self.broker.pressure.must_pause_reading:
                 self.hold_reading("disk", True)
-                self.broker.shard.on_drain(partial(self.hold_reading, "disk", False))
+                self.broker.pressure.on_drain(partial(self.hold_reading, "disk", False))
         if not answered and scanner.bytes - self._bytes_seen < QUICK_ACK_BYTES_MAX:
             self.acknowledge_now()
         self._messages_seen, self._bytes_seen = scanner.messages, scanner.bytes

@@ -196,7 +196,7 @@ class KafkaListener:
     @property
     def elements_max(self) -> int:
         """In one request: nobody has reason to name much more than there is."""
-        return ELEMENTS_MAX + ELEMENTS_PER_LOG * len(self.broker.shard.logs)
+        return ELEMENTS_MAX + ELEMENTS_PER_LOG * self.broker.storage.log_count
 
     def check_named(self, topics: Collection[tuple[object, Sized]]) -> None:
         """With the partitions that a large request names of each."""
@@ -246,13 +246,11 @@ def cluster_name(cluster: uuid.UUID) -> str:
 
 async def cluster_of(broker: Broker) -> uuid.UUID:
     """Drawn once for a data folder, kept with its state."""
-    known = broker.shard.state.get(IDENTITY, CLUSTER_ID)
+    known = broker.storage.get_state(IDENTITY, CLUSTER_ID)
     if known is not None:
         return uuid.UUID(bytes=known)
     cluster = uuid.UUID(bytes=secrets.token_bytes(16), version=4)
-    entry = broker.shard.group()
-    entry.put(IDENTITY, CLUSTER_ID, cluster.bytes)
-    await entry.commit()
+    await broker.storage.put_state(IDENTITY, CLUSTER_ID, cluster.bytes)
     return cluster
 
 

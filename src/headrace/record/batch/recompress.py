@@ -16,15 +16,22 @@ from headrace.record.types import BatchInfo, Buffer
 
 
 def recompress(
-    buf: memoryview, info: BatchInfo, codec: int, *, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
+    buf: memoryview,
+    info: BatchInfo,
+    codec: int,
+    *,
+    only_if_smaller: bool = True,
+    decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
 ) -> Buffer:
-    """The batch that info describes, packed with codec; as it was when it is so already, or gains nothing by it."""
+    """The batch that `info` describes, compressed with `codec`.
+
+    Returned as it is if it has that codec already, or, with `only_if_smaller`, if compressing it saves nothing."""
     whole = buf[info.position : info.end]
     if info.codec == codec or info.is_control:
         return whole
     payload = decompress(info.codec, whole[HEADER_BYTES:], decompressed_bytes_max)
     packed: Buffer = payload if codec == NONE else compress(codec, payload)
-    if codec != NONE and len(packed) >= info.size - HEADER_BYTES:
+    if only_if_smaller and codec != NONE and len(packed) >= info.size - HEADER_BYTES:
         return whole
     made = bytearray(whole[:HEADER_BYTES])
     made += packed

@@ -9,7 +9,7 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32
 from libc.string cimport memcmp
 
 from headrace.record.batch cimport (
-    ATTRIBUTES_AT, BASE_OFFSET_AT, CODEC_MASK, CRC_AT, DELETE_HORIZON_BIT, FAULT_COUNT, FAULT_DELTA, FAULT_INCOMPLETE,
+    ATTRIBUTES_AT, BASE_OFFSET_AT, CODEC_MASK, CRC_AT, DELETE_HORIZON_BIT, FAULT_COUNT, FAULT_CRC, FAULT_DELTA, FAULT_INCOMPLETE,
     FAULT_NONE, FAULT_NO_KEY, FAULT_ORDER, FAULT_PROPERTIES, FAULT_RECORD, FAULT_TIMESTAMP, FAULT_TOO_MANY, FAULT_TRAILING,
     HEADER_SIZE, LEADER_EPOCH_AT, LENGTH_AT, LOG_APPEND_TIME_BIT, MAX_TIMESTAMP_AT, PREFIX_SIZE, Batch, Fault, HeaderView,
     RecordView, check_headers, fault_reason, read_batch, read_header, read_record,
@@ -19,7 +19,9 @@ from headrace.record.amqp.validate cimport BAD, PROPERTIES_NAME, PROPERTIES_NAME
 from headrace.record.raw cimport add_overflows, get32, put16, put32, put64
 from headrace.record.compression.payload cimport Payload
 
-from headrace.errors import BatchTooLarge, CorruptBatch, DecompressedTooLarge, InvalidInput, Overloaded
+from headrace.errors import (
+    BatchTooLarge, ChecksumMismatch, CorruptBatch, DecompressedTooLarge, InvalidInput, KeyRequired, Overloaded,
+)
 from headrace.record.layout import DECOMPRESSED_BYTES_MAX, HEADERS_MAX, RECORDS_MAX
 from headrace.record.types import BatchInfo
 
@@ -30,6 +32,15 @@ cdef Py_ssize_t _range(Py_buffer* view, Py_ssize_t start, end) except -1:
     if not 0 <= start <= stop <= view.len:
         raise InvalidInput(f"bytes {start} to {stop} are not inside a buffer of {view.len}")
     return stop
+
+
+cdef object fault_error(Fault fault, Py_ssize_t at):
+    """The typed error of a fault: listeners choose their codes by its class."""
+    if fault == FAULT_CRC:
+        return ChecksumMismatch(fault_reason(fault), at)
+    if fault == FAULT_NO_KEY:
+        return KeyRequired(fault_reason(fault), at)
+    return CorruptBatch(fault_reason(fault), at)
 
 
 cdef object _info(Py_ssize_t position, const Batch* batch):
@@ -57,7 +68,7 @@ def scan(buf, Py_ssize_t start=0, end=None, *, bint verify_crc=True):
             if fault == FAULT_INCOMPLETE:
                 break
             if fault != FAULT_NONE:
-                raise CorruptBatch(fault_reason(fault), at)
+                raise fault_error(fault, at)
             found.append(_info(at, &batch))
             at += batch.size
         return found
@@ -250,7 +261,7 @@ cdef list validated(
             if fault == FAULT_NONE and batch.count > records_max:
                 fault = FAULT_TOO_MANY
             if fault != FAULT_NONE:
-                raise CorruptBatch(fault_reason(fault), at)
+                raise fault_error(fault, at)
             if not batch.attributes & CODEC_MASK:
                 records, end = p + HEADER_SIZE, p + batch.size
             elif deep:
@@ -274,7 +285,7 @@ cdef list validated(
                 else:
                     fault = FAULT_TIMESTAMP
             if fault != FAULT_NONE:
-                raise CorruptBatch(fault_reason(fault), at)
+                raise fault_error(fault, at)
             if repair and batch.attributes & DELETE_HORIZON_BIT:
                 batch.attributes &= ~DELETE_HORIZON_BIT
                 put16(p + ATTRIBUTES_AT, batch.attributes)
@@ -322,7 +333,7 @@ cdef int64_t number_run(
             p = <uint8_t*>view.buf + at
             fault = read_batch(p, <uint8_t*>view.buf + end, False, &batch)
             if fault != FAULT_NONE:
-                raise CorruptBatch(fault_reason(fault), at)
+                raise fault_error(fault, at)
             put64(p + BASE_OFFSET_AT, next_offset)
             put32(p + LEADER_EPOCH_AT, <uint32_t>leader_epoch)
             next_offset += batch.last_offset - batch.base_offset + 1
@@ -386,7 +397,7 @@ def trim(
                 return at, at, -<int64_t>HEADER_SIZE
             return at, at, -<int64_t>(get32(base + at + LENGTH_AT) + PREFIX_SIZE)
         if fault != FAULT_NONE and first < 0:
-            raise CorruptBatch(fault_reason(fault), at)
+            raise fault_error(fault, at)
         # What lies before a damaged batch is good; whoever reads on from there meets the damage first.
         return (first if first >= 0 else at), at, next_offset
     finally:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import cramjam
 
-from headrace.errors import CorruptBatch, DecompressedTooLarge, UnknownCodec
+from headrace.errors import ChecksumMismatch, CorruptBatch, DecompressedTooLarge, UnknownCodec
 from headrace.record.compression import libzstd
 from headrace.record.compression.scratch import filled
 from headrace.record.compression.zstd_bounds import outline
@@ -126,7 +126,9 @@ def _by_cramjam(codec: int, decompress_into: _Unfold) -> _Unfold:
         except cramjam.DecompressionError as error:
             if _FULL in str(error):
                 raise _RoomTooSmall from None
-            raise CorruptBatch(f"not {CODEC_NAMES[codec]} data: {error}") from None
+            # cramjam has one exception for everything: like a full buffer, a wrong checksum shows in its text only.
+            kind = ChecksumMismatch if "checksum" in str(error) or "CRC" in str(error) else CorruptBatch
+            raise kind(f"not {CODEC_NAMES[codec]} data: {error}") from None
 
     return unfold
 

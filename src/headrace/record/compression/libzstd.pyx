@@ -8,7 +8,7 @@ The library is looked for when this is imported, and nothing needs it: compressi
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.string cimport memcmp
 
-from headrace.errors import CorruptBatch
+from headrace.errors import ChecksumMismatch, CorruptBatch
 
 cdef extern from *:
     """
@@ -62,6 +62,7 @@ cdef extern from *:
 
 cdef enum:
     VERSION_MIN = 10400     # 1.4.0, of 2019: the first whose errors, too, are promised to stay
+    CHECKSUM_WRONG = 22     # checksum_wrong
     NO_ROOM = 70            # dstSize_tooSmall
     PIECE = 512             # less than the smallest window: with room for all of a frame the library needs no window
 
@@ -110,7 +111,8 @@ def decompress_into(data, room):
         return size
     if zstd_error_of(size) == NO_ROOM:
         return -1
-    raise CorruptBatch(f"not zstd data: {zstd_name_of(size).decode()}")
+    kind = ChecksumMismatch if zstd_error_of(size) == CHECKSUM_WRONG else CorruptBatch
+    raise kind(f"not zstd data: {zstd_name_of(size).decode()}")
 
 
 def streams_the_same(data, unfolded):

@@ -24,7 +24,7 @@ cdef class Payload:
         try:
             data = decompress(batch.attributes & CODEC_MASK, memoryview(buf)[at + HEADER_SIZE:at + batch.size], limit)
         except CorruptBatch as error:
-            raise CorruptBatch(error.reason, at) from None
+            raise type(error)(error.reason, at) from None
         PyObject_GetBuffer(data, &self._view, PyBUF_SIMPLE)
         self._held = True
         self.start = <const uint8_t*>self._view.buf

@@ -21,7 +21,7 @@ from headrace.broker.groups.member_budget import MEMBER_BYTES, NAME_BYTES, Membe
 from headrace.broker.groups.share.members import SHARE_MEMBERS, ShareMember, check_sizes, restored
 from headrace.broker.groups.share.partition import SavedShare, SharePartition
 from headrace.broker.groups.timers import Timer, Timers
-from headrace.broker.streams.partition import when_loaded
+from headrace.broker.streams.partition import Partition, when_loaded
 from headrace.clock import Clock
 from headrace.errors import (
     FencedMemberEpoch,
@@ -261,9 +261,9 @@ class ShareGroups:
 
     # Records.
 
-    async def begin(self, group: ShareGroup, logs: Iterable[Log]) -> None:
-        """Set the group's start offset on logs that are new to it, durably."""
-        logs = [log for log in logs if log.id not in group.partitions]
+    async def begin(self, group: ShareGroup, partitions: Iterable[Partition]) -> None:
+        """Set the group's start offset on partitions that are new to it, durably."""
+        logs = [partition.log for partition in partitions if partition.log_id not in group.partitions]
         if not logs:
             return
         async with self._beginning:  # concurrent members: the first one sets the start
@@ -290,10 +290,10 @@ class ShareGroups:
             share.settings = self.settings_of(group.group_id)
         kept.partitions.update({log.id: share for log, share in started.items() if not log.is_deleted})
 
-    def partition(self, group: ShareGroup, log: Log) -> SharePartition:
-        known = group.partitions.get(log.id)
+    def partition(self, group: ShareGroup, log_id: int) -> SharePartition:
+        known = group.partitions.get(log_id)
         if known is None:
-            raise InvalidRecordState(f"group {group.group_id!r} does not read log {log.id}")
+            raise InvalidRecordState(f"group {group.group_id!r} does not read log {log_id}")
         return known
 
     def lock_deadline(self, group: ShareGroup) -> float:
@@ -362,19 +362,20 @@ class ShareGroups:
             raise GroupNotEmpty(f"share group {group_id!r} has members")
         return group
 
-    async def move(self, group_id: str, starts: Mapping[Log, int]) -> None:
+    async def move(self, group_id: str, starts: Mapping[Partition, int]) -> None:
         """Reset the group: offsets below the given ones count as settled, all others do not. Creates the group if it
         does not exist; its first member then starts at these offsets."""
         check_group_id(group_id)
         if not starts:
             return
         async with self._beginning:
+            started = {partition.log: SharePartition(offset) for partition, offset in starts.items()}
             if group_id not in self._groups:
-                await self._set(ShareGroup(group_id), {log: SharePartition(offset) for log, offset in starts.items()})
+                await self._set(ShareGroup(group_id), started)
                 return
             group = self._idle(group_id)
-            with self._hidden(group, [log.id for log in starts]):
-                await self._set(group, {log: SharePartition(offset) for log, offset in starts.items()})
+            with self._hidden(group, [log.id for log in started]):
+                await self._set(group, started)
 
     async def forget(self, group_id: str, log_ids: Iterable[int]) -> None:
         """Forget the group's progress on these logs."""

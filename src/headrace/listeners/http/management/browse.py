@@ -11,13 +11,14 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.broker.streams.browse import Gap, browse, contains, find_time, has_key, state_of, unserved
 from headrace.broker.streams.key_index import KeyNotFound
+from headrace.broker.streams.partition import Partition
 from headrace.broker.types.aborted_ranges import NO_ABORTS, Aborts
 from headrace.broker.types.message import from_record, properties_of
 from headrace.broker.vhosts.vhosts import DEFAULT
 from headrace.errors import HeadraceError, InvalidInput, QueueNotFound
 from headrace.listeners.http.management.messages import properties_shape
 from headrace.listeners.http.management.parameters import Shape, answer, encode, flag, number, query_of
-from headrace.listeners.http.management.streams import Row, partition_log, row_of
+from headrace.listeners.http.management.streams import Row, partition_of, row_of
 from headrace.listeners.http.server.authorization import Allowance
 from headrace.listeners.http.server.context import HttpContext
 from headrace.listeners.http.server.requests import hung_up, whole_number
@@ -81,7 +82,7 @@ async def messages(site: HttpContext, request: Request) -> Response:
     if flag(query.get("last")):
         return await _last_of_key(site, row, query)
     partition = number(query.get("partition"), "partition", 0)
-    log = partition_log(row, partition)
+    log = partition_of(row, partition)
     limit = number(query.get("limit"), "limit", LIMIT, least=1, most=LIMIT_MAX)
     wanted = _wanted(query)
     gaps: list[Gap] = []
@@ -96,7 +97,7 @@ async def messages(site: HttpContext, request: Request) -> Response:
         aborted=aborted_of(site, row, log),
         gaps=gaps,
     )
-    if found.next_offset >= log.visible_end:
+    if found.next_offset >= log.end_offset:
         gaps += unserved(log)
     return answer(
         {
@@ -123,9 +124,9 @@ async def _last_of_key(site: HttpContext, row: Row, query: dict[str, str]) -> Re
     return answer({"messages": [record_shape(row, found.partition, found.record)]})
 
 
-def aborted_of(site: HttpContext, row: Row, log: Any) -> Aborts:
+def aborted_of(site: HttpContext, row: Row, log: Partition) -> Aborts:
     """What not to show. A queue without a stream is in memory, where no transactions go."""
-    return NO_ABORTS if row.stream is None else site.broker.coordination.producers.aborted(log)
+    return NO_ABORTS if row.stream is None else site.broker.coordination.producers.aborted(log.log_id)
 
 
 def _wanted(query: dict[str, str]) -> Callable[[Record], bool] | None:
@@ -139,23 +140,23 @@ def _wanted(query: dict[str, str]) -> Callable[[Record], bool] | None:
     return lambda record: all(test(record) for test in tests)
 
 
-async def _start(log: Any, query: dict[str, str], limit: int, gaps: list[Gap], *, newest: bool) -> int:
+async def _start(log: Partition, query: dict[str, str], limit: int, gaps: list[Gap], *, newest: bool) -> int:
     if query.get("offset"):
         return number(query["offset"], "offset")
-    if query.get("timestamp") and hasattr(log, "offset_for_timestamp_now"):
+    if query.get("timestamp") and log.is_durable:
         return await find_time(log, number(query["timestamp"], "timestamp"), gaps)
-    start = int(log.start_offset)
-    return max(start, int(log.stable_end) - limit) if newest else start
+    start = log.start_offset
+    return max(start, log.stable_end - limit) if newest else start
 
 
-def _places(last: str, logs: Sequence[Any]) -> list[int]:
+def _places(last: str, logs: Sequence[Partition]) -> list[int]:
     """Where to go on: at the ends, or where an earlier answer got to, as its last event said."""
     said = [whole_number(text) for text in last.split(",")]
-    ends = [int(log.stable_end) for log in logs]
+    ends = [log.stable_end for log in logs]
     if len(said) != len(ends):
         return ends
     return [
-        end if at is None else min(max(at, int(log.start_offset)), end)
+        end if at is None else min(max(at, log.start_offset), end)
         for at, end, log in zip(said, ends, logs, strict=True)
     ]
 
@@ -168,7 +169,7 @@ class Tail(Response):
         del self.headers["content-length"]
         self._site, self._row = site, row
         self._allowance = Allowance(site, request)
-        self._at = _places(request.headers.get("last-event-id", ""), row.logs)
+        self._at = _places(request.headers.get("last-event-id", ""), row.partitions)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -201,8 +202,8 @@ class Tail(Response):
         if followed.is_deleted:
             raise QueueNotFound(row.vhost, row.name)
 
-    def _logs(self) -> list[Any]:
-        logs = self._row.logs
+    def _logs(self) -> list[Partition]:
+        logs = self._row.partitions
         self._at += [log.start_offset for log in logs[len(self._at) :]]  # partitions that were added meanwhile
         return logs
 

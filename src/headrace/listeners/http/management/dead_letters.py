@@ -112,13 +112,13 @@ async def messages(site: HttpContext, request: Request) -> Response:
             return state_of(view, record.offset) == READY and wanted.fits(message, death_of(message))
 
         offset = max(view.low, start if level in (None, view.level) else 0)
-        while offset < view.log.stable_end:
+        while offset < view.partition.stable_end:
             if len(found) >= limit or left <= 0 or size >= BYTES_MAX:
                 at = {"partition": view.level, "offset": offset}
                 return answer({"messages": found, "next": at, "gaps": gaps_shape(unread)})
             gaps: list[Gap] = []
             page = await browse(
-                view.log,
+                view.partition,
                 offset,
                 limit=limit - len(found),
                 bytes_max=BYTES_MAX - size,
@@ -138,7 +138,7 @@ async def messages(site: HttpContext, request: Request) -> Response:
             offset = page.next_offset
             left -= page.scanned
             await turns.rest()  # large letters, and many, take several looks: others are served in between
-        unread += (Unread(view.level, gap) for gap in unserved(view.log))
+        unread += (Unread(view.level, gap) for gap in unserved(view.partition))
     return answer({"messages": found, "next": None, "gaps": gaps_shape(unread)})
 
 

@@ -202,7 +202,7 @@ async def _commit(site: HttpContext, name: str, stream: Stream, offsets: Mapping
         raise Conflict(f"group {name!r} has {len(group.members)} members: stop them first, they would commit over it")
     now_ms = site.broker.clock.now_ms()
     entries = [
-        Committed(name, stream.name, number_, stream.partition(number_).log.id, offset, -1, "", now_ms)
+        Committed(name, stream.name, number_, stream.partition(number_).log_id, offset, -1, "", now_ms)
         for number_, offset in offsets.items()
     ]
     done: asyncio.Future[HeadraceError | None] = asyncio.get_running_loop().create_future()

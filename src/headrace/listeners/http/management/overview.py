@@ -214,7 +214,7 @@ def node_shape(site: HttpContext) -> Shape:
         "disk_free": free,
         "disk_free_details": {"rate": 0.0},
         "disk_free_limit": broker.config.disk_free_limit,
-        "disk_free_alarm": broker.shard.is_full or pressure.verdict.disk_alarm,
+        "disk_free_alarm": broker.storage.is_full or pressure.verdict.disk_alarm,
         "fd_used": open_files,
         "fd_total": soft,
         "sockets_used": sockets,

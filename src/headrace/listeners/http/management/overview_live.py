@@ -52,7 +52,7 @@ def alarms(site: HttpContext) -> list[Shape]:
     if free is not None and free < 2 * limit:
         text = f"{free >> 20:,} MB of disk are free; below {limit >> 20:,} MB publishers wait"
         found.append({"level": "warning", "text": text})
-    damaged = sum(1 for log in broker.shard.logs.values() if getattr(log, "has_damage", False))
+    damaged = broker.storage.damaged_logs
     if damaged:
         text = f"{damaged} {'log is' if damaged == 1 else 'logs are'} damaged: headrace log verify says where"
         found.append({"level": "error", "text": text})
@@ -69,7 +69,7 @@ def free_bytes(site: HttpContext) -> int | None:
 def live_shape(site: HttpContext) -> Shape:
     broker = site.broker
     sample, rates = recent_rates(site)
-    sync = broker.shard.counters.sync_s
+    sync = broker.storage.counters.sync_s
     return {
         "at": sample.at_ms,
         "rates": {name: round(value, 2) for name, value in rates.items()},
@@ -82,7 +82,7 @@ def live_shape(site: HttpContext) -> Shape:
         },
         "memory_bytes": memory_bytes(),
         "disk_free_bytes": free_bytes(site),
-        "pending_bytes": broker.shard.pending_bytes,
+        "pending_bytes": broker.storage.pending_bytes,
         "sync_ms": {f"p{share * 100:g}": _ms(quantile(sync, share)) for share in QUANTILES},
         "stalls": sum(broker.stats.loop_stall_s.counts),
         "alarms": alarms(site),
@@ -136,7 +136,7 @@ async def overview(site: HttpContext, request: Request) -> Response:
     broker, sees_all = site.broker, caller_of(request).is_one_of(MONITORING)
     seen = {host.name for host in hosts_seen(site, request)}
     streams = [stream for stream in broker.streams if stream.vhost in seen]
-    sizes = await YieldEvery().map(lambda s: sum(p.log.size_bytes for p in s.partitions), streams)
+    sizes = await YieldEvery().map(lambda s: sum(p.size_bytes for p in s.partitions), streams)
     shape: Shape = {
         "node": representations.NODE,
         "started": broker.stats.started_ms,

@@ -32,7 +32,7 @@ def with_rates(counters: Mapping[str, int], rates: Mapping[str, float]) -> Shape
 def queue_counters(queue: Queue) -> dict[str, int]:
     """Published is what its logs were given: nobody counts on the way in."""
     return {
-        "publish": sum(view.log.visible_end for view in queue.views),
+        "publish": sum(view.partition.end_offset for view in queue.views),
         "deliver_get": queue.delivered,
         "ack": queue.acked,
         "redeliver": queue.redelivered,
@@ -45,7 +45,7 @@ def queue_shape(site: HttpContext, queue: Queue) -> Shape:
     counters = queue_counters(queue)
     rates = site.rates.of(("queue", queue.vhost.name, queue.name), now_s, counters)
     consumers = len(queue.consumers)
-    size = sum(view.log.size_bytes for view in queue.views)
+    size = sum(view.partition.size_bytes for view in queue.views)
     policy = queue.policy
     depth_rate = rates["publish"] - rates["ack"]
     shape: Shape = {
@@ -86,8 +86,8 @@ def queue_shape(site: HttpContext, queue: Queue) -> Shape:
             "partitions": len(queue.views),
             "size_bytes": size,
             "dead_lettered": queue.dead_lettered,
-            "start": [view.log.start_offset for view in reversed(queue.views)],
-            "end": [view.log.visible_end for view in reversed(queue.views)],
+            "start": [view.partition.start_offset for view in reversed(queue.views)],
+            "end": [view.partition.end_offset for view in reversed(queue.views)],
             "dead_letter_exchange": policy.dead_letter_exchange,
             "dead_letter_routing_key": policy.dead_letter_key,
         },
@@ -104,7 +104,7 @@ QUEUE_COLUMNS = {
     "messages_ready": lambda queue: queue.ready,
     "messages_unacknowledged": lambda queue: queue.unacked,
     "consumers": lambda queue: len(queue.consumers),
-    "message_bytes": lambda queue: sum(view.log.size_bytes for view in queue.views),
+    "message_bytes": lambda queue: sum(view.partition.size_bytes for view in queue.views),
     "policy": lambda queue: queue.policy_name or "",
 }
 

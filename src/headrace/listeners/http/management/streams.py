@@ -1,7 +1,6 @@
 """What RabbitMQ's API has no word for, under /api/headrace: streams and their readers."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -9,6 +8,7 @@ from starlette.responses import Response
 
 from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.broker.queues.queue import Queue
+from headrace.broker.streams.partition import Partition
 from headrace.broker.streams.streams import Stream
 from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.broker.vhosts.vhosts import DEFAULT
@@ -38,19 +38,19 @@ class Row:
         return "queue"
 
     @property
-    def logs(self) -> list[Any]:
+    def partitions(self) -> list[Partition]:
         if self.stream is not None:
-            return [partition.log for partition in self.stream.partitions]
+            return self.stream.partitions
         assert self.queue is not None
-        return [view.log for view in reversed(self.queue.views)]
+        return [view.partition for view in reversed(self.queue.views)]
 
     @property
     def size_bytes(self) -> int:
-        return sum(log.size_bytes for log in self.logs)
+        return sum(partition.size_bytes for partition in self.partitions)
 
     @property
     def records(self) -> int:
-        return sum(log.visible_end - log.start_offset for log in self.logs)
+        return sum(partition.end_offset - partition.start_offset for partition in self.partitions)
 
     @property
     def ready(self) -> int:
@@ -74,7 +74,7 @@ QUICK = {
     "ready": lambda row: row.ready,
     "unacked": lambda row: row.unacked,
     "consumers": lambda row: row.consumers,
-    "partitions": lambda row: len(row.logs),
+    "partitions": lambda row: len(row.partitions),
 }
 
 
@@ -102,7 +102,7 @@ async def rows(site: HttpContext, hosts: Iterable[VirtualHost]) -> list[Row]:
 
 def row_shape(site: HttpContext, row: Row) -> Shape:
     queue, stream = row.queue, row.stream
-    end = sum(log.visible_end for log in row.logs)
+    end = sum(partition.end_offset for partition in row.partitions)
     counters = {"publish": float(end)}
     if queue is not None:
         counters |= {"deliver": float(queue.delivered), "ack": float(queue.acked)}
@@ -115,7 +115,7 @@ def row_shape(site: HttpContext, row: Row) -> Shape:
         "type": queue.policy.kind if queue is not None else "stream",
         "durable": stream is not None,
         "exclusive": queue.exclusive if queue is not None else False,
-        "partitions": len(row.logs),
+        "partitions": len(row.partitions),
         "size_bytes": row.size_bytes,
         "records": row.records,
         "ready": row.ready,
@@ -154,12 +154,12 @@ async def get_stream(site: HttpContext, request: Request) -> Response:
     shape["logs"] = [
         {
             "partition": number_,
-            "start": log.start_offset,
-            "end": log.visible_end,
-            "size_bytes": log.size_bytes,
-            "segments": len(getattr(log, "segments", ())),
+            "start": partition.start_offset,
+            "end": partition.end_offset,
+            "size_bytes": partition.size_bytes,
+            "segments": partition.segment_count,
         }
-        for number_, log in enumerate(row.logs)
+        for number_, partition in enumerate(row.partitions)
     ]
     shape["views"] = views_of(site, row)
     shape["queue"] = representations.queue_shape(site, queue) if queue is not None else None
@@ -205,7 +205,7 @@ async def settings(site: HttpContext, request: Request) -> Response:
     return answer([msgspec.to_builtins(setting) for setting in in_force(site.config)])
 
 
-def partition_log(row: Row, partition: int) -> Any:
-    if not 0 <= partition < len(row.logs):
-        raise NotFound(f"{row.name!r} has no partition {partition}: it has {len(row.logs)}")
-    return row.logs[partition]
+def partition_of(row: Row, number_: int) -> Partition:
+    if not 0 <= number_ < len(row.partitions):
+        raise NotFound(f"{row.name!r} has no partition {number_}: it has {len(row.partitions)}")
+    return row.partitions[number_]

@@ -110,7 +110,7 @@ def aggregate(broker: Broker) -> "Iterator[Metric | None]":
     from prometheus_client.metrics_core import CounterMetricFamily
     from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
 
-    shard, stats = broker.shard, broker.stats
+    storage, stats = broker.storage, broker.stats
     build = Gauge("headrace_build_info", "The version that runs", labels=["version"])
     build.add_metric([__version__], 1)
     yield build
@@ -118,8 +118,8 @@ def aggregate(broker: Broker) -> "Iterator[Metric | None]":
     for number, stream in enumerate(broker.streams):
         for partition in stream.partitions:
             partitions += 1
-            size += partition.log.size_bytes
-            segments += len(partition.log.segments)
+            size += partition.size_bytes
+            segments += partition.segment_count
         if number % REST_AFTER == 0:
             yield None
     archived = archived_segments(broker)
@@ -136,16 +136,18 @@ def aggregate(broker: Broker) -> "Iterator[Metric | None]":
         ("headrace_log_segments", "Segments of all logs", segments),
         ("headrace_log_archived_segments", "Segments in the tier", len(archived)),
         ("headrace_log_archived_bytes", "Bytes of the segments in the tier", sum(archived)),
-        ("headrace_log_pending_bytes", "Bytes that wait for the disk", shard.pending_bytes),
-        ("headrace_log_failed", "1 after a failed write or sync", float(shard.failure is not None)),
+        ("headrace_log_pending_bytes", "Bytes that wait for the disk", storage.pending_bytes),
+        ("headrace_log_failed", "1 after a failed write or sync", float(storage.failure is not None)),
         ("headrace_disk_free_bytes", "Free bytes on the data folder's disk", _free_bytes(broker)),
     ):
         yield Gauge(name, text, value=value)
     yield from pressure_metrics(broker.pressure)
     yield from _standbys(broker.standbys)
     yield from _process()
-    yield from _of_struct(shard.counters, "headrace_log_", LOG_HELP)
-    yield CounterMetricFamily("headrace_log_journal_bytes", "Bytes written to the journal", shard.journal.bytes_written)
+    yield from _of_struct(storage.counters, "headrace_log_", LOG_HELP)
+    yield CounterMetricFamily(
+        "headrace_log_journal_bytes", "Bytes written to the journal", storage.journal_bytes_written
+    )
     yield _histogram("headrace_loop_stall_seconds", "Times the event loop came back late", stats.loop_stall_s)
     yield _histogram("headrace_gc_pause_seconds", "Times Python's garbage collection took", stats.gc_pause_s)
     yield from _listeners(stats.listeners)
@@ -258,7 +260,7 @@ def per_object(broker: Broker) -> "Iterator[Metric | None]":
             values = [stream.vhost, stream.name, str(partition.number)]
             start.add_metric(values, partition.start_offset)
             end.add_metric(values, partition.durable_end)
-            size.add_metric(values, partition.log.size_bytes)
+            size.add_metric(values, partition.size_bytes)
     yield from (start, end, size)
     lag = Gauge("headrace_cursor_lag", "Messages a cursor has not read yet", labels=["cursor", "topic"])
     cursors = broker.cursors.names()

@@ -136,10 +136,10 @@ def _oldest_ms(queue: Queue) -> int | None:
 
 def _head_ms(view: View) -> int | None:
     """The time of the first message that is not settled, by the header of its batch."""
-    if view.low >= view.log.stable_end:
+    if view.low >= view.partition.stable_end:
         return None
     try:
-        data = view.committed(view.log.read(view.low, HEAD_BYTES)).data
+        data = view.committed(view.partition.read(view.low, HEAD_BYTES)).data
         infos = codec.scan(data, verify_crc=False)
     except HeadraceError:
         return None

@@ -32,14 +32,14 @@ async def logs(site: HttpContext, request: Request) -> Response:
             "partitions": [
                 {
                     "partition": p.number,
-                    "log": p.log.id,
-                    "epoch": p.log.epoch,
+                    "log": p.log_id,
+                    "epoch": p.epoch,
                     "start": p.start_offset,
                     "end": p.end_offset,
                     "stable_end": p.stable_end,
                     "durable_end": p.durable_end,
-                    "held_from": p.log.compaction_hold,
-                    "size_bytes": p.log.size_bytes,
+                    "held_from": p.compaction_pin,
+                    "size_bytes": p.size_bytes,
                 }
                 for p in stream.partitions
             ],
@@ -63,15 +63,15 @@ async def lease(site: HttpContext, request: Request) -> Response:
     for_ms = integer(fields["for_ms"], "for_ms", least=1, most=LEASE_MS_MAX)
     if for_ms is None:
         raise MalformedJson("for_ms is a number")
-    until_ms, shard = site.broker.clock.now_ms() + for_ms, site.broker.shard
+    until_ms, leases = site.broker.clock.now_ms() + for_ms, site.broker.read_leases
     if "slices" in fields:
         slices = [_slice(entry) for entry in fields["slices"]]
         _check_read(site, request, {log_id for log_id, _, _ in slices})
-        gone = read_leases.hold_named(shard, slices, for_ms, holder)
+        gone = leases.hold_segments(slices, for_ms, holder)
         names = ("log", "segment", "generation")
         return json_answer({"until": until_ms, "gone": [dict(zip(names, key, strict=True)) for key in gone]})
     ranges = [_found(site, request, *_range(entry)) for entry in fields["ranges"]]
-    held = read_leases.hold_ranges(shard, ranges, for_ms, holder)
+    held = leases.hold_ranges(ranges, for_ms, holder)
     return json_answer({"until": until_ms, "ranges": [{"segments": [one._asdict() for one in of]} for of in held]})
 
 

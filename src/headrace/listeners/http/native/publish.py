@@ -53,7 +53,7 @@ async def publish(site: HttpContext, request: Request) -> Response:
     stream = await broker.streams.get_or_create(topic)
     shape = publishing.Shape.of(stream)
     prepared = await in_thread_if(len(body), publishing.prepare, shape, drafts, now_ms, stream.next_turn())
-    places = await broker.submit(stream, prepared)
+    places = await broker.appender.publish(stream, prepared)
     site.stats.messages_in += len(drafts)
     site.stats.bytes_in += len(body)
     return json_answer({"messages": [{"partition": p, "offset": o} for p, o in places]})

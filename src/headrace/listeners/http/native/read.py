@@ -71,7 +71,7 @@ async def batches(site: HttpContext, request: Request) -> Response:
     if not text.isdecimal() or len(text) > 10:
         raise InvalidInput(f"a partition is a number, not {text[:80]!r}")
     partition = stream.partition(int(text))
-    if query.integer("log") not in (None, partition.log.id):
+    if query.integer("log") not in (None, partition.log_id):
         raise SegmentGone(f"topic {stream.name!r} was deleted and made anew: this is another log")
     bytes_max = bytes_wanted(site, query)
     wait_s = min(query.seconds("wait"), site.config.read_wait_ms_max / 1000)

@@ -6,7 +6,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.broker.streams.partition import Partition
-from headrace.broker.upkeep import segments
 from headrace.errors import Conflict, InvalidInput, MalformedJson
 from headrace.listeners.http.native.topics import topic_of
 from headrace.listeners.http.server.context import HttpContext, json_answer
@@ -22,8 +21,7 @@ async def replace_segment(site: HttpContext, request: Request) -> Response:
     generation = integer(fields.get("generation"), "generation", most=OFFSET_MAX)
     if fields.keys() != {"generation", "staged"} or generation is None or type(fields["staged"]) is not str:
         raise MalformedJson('a replacement is {"generation": 0, "staged": "..."}')
-    broker = site.broker
-    gain = await segments.replace_segment(broker.shard, broker.staging, partition, base, generation, fields["staged"])
+    gain = await site.broker.segments.replace(partition, base, generation, fields["staged"])
     return json_answer(gain._asdict())
 
 
@@ -35,7 +33,7 @@ async def archive_segment(site: HttpContext, request: Request) -> Response:
     generation = integer(fields.get("generation"), "generation", most=OFFSET_MAX)
     if fields.keys() != {"generation"} or generation is None:
         raise MalformedJson('what is to be archived is {"generation": 0}')
-    gain = await segments.archive_segment(site.broker.shard, partition, base, generation)
+    gain = await site.broker.segments.archive(partition, base, generation)
     return json_answer(gain._asdict())
 
 
@@ -45,7 +43,7 @@ async def compact(site: HttpContext, request: Request) -> Response:
     stream = topic_of(site, request)
     if stream.kind == "queue":
         raise Conflict(f"{stream.name!r} is a queue: its messages stay until they are settled, not by key")
-    gains = [await segments.compact(site.broker.shard, partition) for partition in stream.partitions]
+    gains = [await site.broker.segments.compact(partition) for partition in stream.partitions]
     return json_answer({"partitions": [{"partition": n, **gain._asdict()} for n, gain in enumerate(gains)]})
 
 
@@ -56,7 +54,7 @@ async def delete_records(site: HttpContext, request: Request) -> Response:
     if before is None:
         raise InvalidInput("before says up to which offset records go")
     partition = _partition(site, request)
-    await segments.delete_before(site.broker.shard, site.broker.coordination.producers, partition, before)
+    await site.broker.segments.delete_before(partition, before)
     return Response(status_code=204)
 
 

@@ -16,8 +16,8 @@ from headrace.version import __version__
 
 def archived_segments(broker: Broker) -> list[int]:
     """The sizes of the files of all segments in the tier."""
-    logs = (partition.log for stream in broker.streams for partition in stream.partitions)
-    return [segment.stored_bytes for log in logs for segment in log.segments if segment.tier is not None]
+    partitions = (partition for stream in broker.streams for partition in stream.partitions)
+    return [size for partition in partitions for size in partition.archived_sizes]
 
 
 async def health(site: HttpContext, request: Request) -> Response:
@@ -50,7 +50,7 @@ async def status(site: HttpContext, request: Request) -> Response:
             "ready": broker.why_not_ready() is None,
             "reason": broker.why_not_ready(),
             "data_dir": broker.config.data_dir,
-            "tier_dir": broker.shard.tier_root,
+            "tier_dir": broker.storage.tier_dir,
             "archived_segments": len(archived),
             "archived_bytes": sum(archived),
             "listeners": site.addresses,

@@ -86,8 +86,8 @@ def describe(stream: Stream) -> dict[str, Any]:
                 "partition": p.number,
                 "start": p.start_offset,
                 "end": p.durable_end,
-                "size_bytes": p.log.size_bytes,
-                "segments": len(p.log.segments),
+                "size_bytes": p.size_bytes,
+                "segments": p.segment_count,
             }
             for p in stream.partitions
         ],

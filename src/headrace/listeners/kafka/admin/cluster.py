@@ -74,14 +74,14 @@ async def describe_log_dirs(listener: "KafkaListener", request: Request, fields:
         {
             "name": stream.name,
             "partitions": [
-                {"partition_index": partition.number, "partition_size": partition.log.size_bytes}
+                {"partition_index": partition.number, "partition_size": partition.size_bytes}
                 for partition in stream.partitions
                 if numbers is None or partition.number in numbers
             ],
         }
         for stream, numbers in chosen
     ]
-    used = sum(partition.log.size_bytes for stream in listener.topics.all() for partition in stream.partitions)
+    used = sum(partition.size_bytes for stream in listener.topics.all() for partition in stream.partitions)
     return {
         "results": [
             {

@@ -33,7 +33,7 @@ class MetadataCache:
             return known[1]
         if len(self._encoded) >= CACHED_MAX:
             self._encoded.clear()
-        epochs = tuple(partition.log.epoch for partition in stream.partitions)
+        epochs = tuple(partition.epoch for partition in stream.partitions)
         topic = Topic(stream.name, listener.topics.id_of(stream), epochs)
         encoded = metadata.encode_topic(topic, version, listener.node_id)
         self._encoded[key] = len(stream.partitions), encoded

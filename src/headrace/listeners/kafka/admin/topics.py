@@ -229,7 +229,7 @@ async def describe_topic_partitions(listener: "KafkaListener", request: Request,
                     {
                         "partition_index": partition.number,
                         "leader_id": listener.node_id,
-                        "leader_epoch": partition.log.epoch,
+                        "leader_epoch": partition.epoch,
                         "replica_nodes": [listener.node_id],
                         "isr_nodes": [listener.node_id],
                         "eligible_leader_replicas": [],  # the Java client does not expect its null

@@ -159,14 +159,13 @@ class Fetch:
         topic, number = key
         try:
             partition = self.topics.partition(topic, number)
-            log = partition.log
-            if wanted.leader_epoch >= 0 and wanted.leader_epoch != log.epoch:
-                stale = wanted.leader_epoch < log.epoch
+            if wanted.leader_epoch >= 0 and wanted.leader_epoch != partition.epoch:
+                stale = wanted.leader_epoch < partition.epoch
                 code = Code.FENCED_LEADER_EPOCH if stale else Code.UNKNOWN_LEADER_EPOCH
                 return number, code, -1, -1, -1, None, None
             committed = self.isolation == READ_COMMITTED
-            stable = log.stable_end
-            end = stable if committed else log.visible_end
+            high, stable, start = partition.end_offset, partition.stable_end, partition.start_offset
+            end = stable if committed else high
             records: Any = None
             next_offset = wanted.offset
             if wanted.offset != end:
@@ -179,11 +178,11 @@ class Fetch:
                     records, next_offset = None, wanted.offset
                     self._is_full = True
                 self._messages += max(0, next_offset - wanted.offset)
-            aborted = self._aborted(log, wanted.offset, next_offset) if committed else None
-            return number, Code.NONE, log.visible_end, stable, log.start_offset, aborted, records
+            aborted = self._aborted(partition.log_id, wanted.offset, next_offset) if committed else None
+            return number, Code.NONE, partition.end_offset, stable, start, aborted, records
         except ReadWaits as cold:
             self._cold = self._cold or cold
-            return number, Code.NONE, log.visible_end, stable, log.start_offset, [] if committed else None, None
+            return number, Code.NONE, partition.end_offset, stable, start, [] if committed else None, None
         except HeadraceError as error:
             return number, code_of(error), -1, -1, -1, None, None
 
@@ -196,8 +195,8 @@ class Fetch:
         chunk = partition.read_now(offset, max(1, most), end=end)
         return chunk.data, chunk.next_offset
 
-    def _aborted(self, log: Any, start: int, end: int) -> list[tuple[int, int]]:
-        producers = self.listener.coordination.producers.of(log)
+    def _aborted(self, log_id: int, start: int, end: int) -> list[tuple[int, int]]:
+        producers = self.listener.coordination.producers.of(log_id)
         return producers.aborted_between(start, end) if producers is not None else []
 
     def _changed(self, results: list[tuple[Key, FetchPosition, Result]]) -> list[tuple[Key, FetchPosition, Result]]:
@@ -249,14 +248,14 @@ class Fetch:
                 partition = self.topics.partition(topic, number)
             except HeadraceError:
                 continue
-            end = partition.log.stable_end if committed else partition.log.visible_end
+            end = partition.stable_end if committed else partition.end_offset
             offset = max(wanted.offset, end)
-            watch: Watch | None = connection.watches.get(partition.log.id)
+            watch: Watch | None = connection.watches.get(partition.log_id)
             if watch is None or not watch.still_waits(offset, committed):
                 if watch is not None:
                     watch.cancel()
                     watch.fired = True  # sessions that share it must not take it for a promise
-                watch = connection.watches[partition.log.id] = Watch(connection, partition, offset, committed)
+                watch = connection.watches[partition.log_id] = Watch(connection, partition, offset, committed)
             wanted.watch = watch
         connection.fetch_waiters.append(self._woken)
         self._timer = self.listener.loop.call_later(

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.broker.streams.partition import Partition, when_loaded
-from headrace.broker.upkeep.segments import delete_before
 from headrace.errors import HeadraceError, OffsetOutOfRange
 from headrace.listeners.kafka.auth import access
 from headrace.listeners.kafka.errors import Code, NotDeleted, code_of
@@ -48,7 +47,7 @@ async def list_offsets(listener: "KafkaListener", request: Request, fields: Any)
                     answer["error_code"] = Code.UNSUPPORTED_VERSION  # it means nothing to who sends it
                 else:
                     timestamp, offset = await find_offset(partition, wanted.timestamp, committed)
-                    epoch = partition.log.epoch if offset >= 0 else NONE
+                    epoch = partition.epoch if offset >= 0 else NONE
                     answer.update(timestamp=timestamp, offset=offset, leader_epoch=epoch)
                     answer["old_style_offsets"] = [offset] if offset >= 0 else []  # version 0 could ask for several
             except HeadraceError as error:
@@ -61,12 +60,11 @@ async def list_offsets(listener: "KafkaListener", request: Request, fields: Any)
 
 async def find_offset(partition: Partition, timestamp: int, committed: bool) -> tuple[int, int]:
     """(timestamp, offset), (-1, -1) if there is none."""
-    log = partition.log
-    end = log.stable_end if committed else log.visible_end
+    end = partition.stable_end if committed else partition.end_offset
     if timestamp == LATEST:
         return NONE, end
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
-        return NONE, log.start_offset
+        return NONE, partition.start_offset
     if timestamp < 0 and timestamp != MAX_TIMESTAMP:
         return NONE, NONE
     found = await (newest(partition) if timestamp == MAX_TIMESTAMP else first_at(partition, timestamp))
@@ -78,13 +76,13 @@ async def find_offset(partition: Partition, timestamp: int, committed: bool) -> 
 
 async def first_at(partition: Partition, timestamp: int) -> tuple[int, int] | None:
     """(offset, timestamp) of the first record at or after a time."""
-    return await when_loaded(partial(partition.log.offset_for_timestamp_now, timestamp))
+    return await when_loaded(partial(partition.offset_for_timestamp_now, timestamp))
 
 
 async def newest(partition: Partition) -> tuple[int, int] | None:
     """(offset, timestamp) of the record with the largest one. Where what says it is no record that can be read, halves
     the range of times, as the index answers 'first at or after'."""
-    high = partition.log.max_timestamp
+    high = partition.max_timestamp
     best = await first_at(partition, max(0, high))
     if best is not None:
         return best
@@ -104,9 +102,9 @@ async def newest(partition: Partition) -> tuple[int, int] | None:
 
 def epoch_error(partition: Partition, epoch: int) -> Code | None:
     """A client whose knowledge of the log is older, or newer, than the log."""
-    if epoch < 0 or epoch == partition.log.epoch:
+    if epoch < 0 or epoch == partition.epoch:
         return None
-    return Code.FENCED_LEADER_EPOCH if epoch < partition.log.epoch else Code.UNKNOWN_LEADER_EPOCH
+    return Code.FENCED_LEADER_EPOCH if epoch < partition.epoch else Code.UNKNOWN_LEADER_EPOCH
 
 
 async def offset_for_leader_epoch(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
@@ -122,8 +120,8 @@ async def offset_for_leader_epoch(listener: "KafkaListener", request: Request, f
                 check = epoch_error(partition, wanted.current_leader_epoch)
                 if check is not None:
                     answer["error_code"] = check
-                elif 0 <= wanted.leader_epoch <= partition.log.epoch:  # else who asks has read another log
-                    epoch, end = partition.log.epoch_end(wanted.leader_epoch)
+                elif 0 <= wanted.leader_epoch <= partition.epoch:  # else who asks has read another log
+                    epoch, end = partition.epoch_end(wanted.leader_epoch)
                     answer.update(leader_epoch=epoch, end_offset=end)
             except HeadraceError as error:
                 answer["error_code"] = code_of(error)
@@ -143,15 +141,14 @@ async def delete_records(listener: "KafkaListener", request: Request, fields: An
             answer: dict[str, Any] = {"partition_index": wanted.partition_index, "low_watermark": NONE}
             try:
                 partition = found.partition(topic.name, wanted.partition_index)
-                log = partition.log
-                if log.settings.cleanup_policy == "compact":
+                if partition.settings.cleanup_policy == "compact":
                     raise NotDeleted(f"{topic.name} keeps the last record of every key")
-                offset = log.visible_end if wanted.offset == -1 else wanted.offset
-                if offset < 0 or offset > log.visible_end:
-                    raise OffsetOutOfRange(offset, log.start_offset, log.visible_end)
-                if offset > log.start_offset:
-                    await delete_before(listener.broker.shard, listener.coordination.producers, partition, offset)
-                answer["low_watermark"] = log.start_offset
+                offset = partition.end_offset if wanted.offset == -1 else wanted.offset
+                if offset < 0 or offset > partition.end_offset:
+                    raise OffsetOutOfRange(offset, partition.start_offset, partition.end_offset)
+                if offset > partition.start_offset:
+                    await listener.broker.segments.delete_before(partition, offset)
+                answer["low_watermark"] = partition.start_offset
             except HeadraceError as error:
                 answer["error_code"] = code_of(error)
             parts.append(answer)

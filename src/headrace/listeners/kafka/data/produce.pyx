@@ -1,8 +1,11 @@
 # cython: boundscheck=False, wraparound=False
-"""Produce: batches are checked and stored as they came, and answered when the log says they are safe.
+"""Produce: batches are validated, handed to the broker as they came, and answered when they are durable.
 
-What unfolds to much is checked in a thread, and with it all that comes behind it on the same connection waits: in the
-log, too, the order is that of the requests.
+Validation has to decompress batches. A request that decompresses to more than a millisecond's work is validated in a
+thread; later requests of the same connection wait for it, so that the log keeps the order of the requests.
+
+Which batches a stream accepts is decided in broker/streams/append.py. This module appends ordinary batches itself and
+maps rejections to Kafka's error codes.
 """
 
 from libc.stdint cimport int64_t
@@ -11,40 +14,38 @@ from headrace.listeners.kafka.request_pipeline cimport RequestPipeline, Request
 from headrace.record.batch.scan cimport validated
 from headrace.wire.kafka.frames cimport BufferPool
 
-from headrace.broker.streams import rewriting
-from headrace.listeners.kafka.errors import Code, TransactionRefused, code_of
+from headrace.broker.streams.append import Sender, recompressed
+from headrace.listeners.kafka.errors import Code, code_of
 from headrace.errors import (
-    CorruptBatch, HeadraceError, InvalidInput, NotInTransaction, Overloaded, StreamNotFound,
+    CorruptBatch, HeadraceError, InvalidInput, KeyRequired, NotInTransaction, Overloaded, StreamNotFound,
 )
 from headrace.record import codec
 from headrace.record.layout import (
-    CODECS, CONTROL_BIT, HEADERS_MAX, LENGTH_AT, LOG_APPEND_TIME_BIT, MAGIC, MAGIC_AT, PREFIX_BYTES, RECORDS_MAX,
+    CONTROL_BIT, HEADERS_MAX, LENGTH_AT, LOG_APPEND_TIME_BIT, MAGIC, MAGIC_AT, PREFIX_BYTES, RECORDS_MAX,
     TRANSACTIONAL_BIT,
 )
 from headrace.wire.kafka import hot
 
 cdef object NO_BUFFER = bytearray()
-cdef str NO_KEY = "without a key"
 cdef int64_t LAST_OFFSET = 0x7FFFFFFFFFFFFFFF
-cdef str NOT_YOUR_TIME = "the log's append time is the broker's to say"
-cdef int64_t CONTROL = CONTROL_BIT, TRANSACTIONAL = TRANSACTIONAL_BIT, APPEND_TIME = LOG_APPEND_TIME_BIT
+cdef int64_t UNUSUAL = CONTROL_BIT | TRANSACTIONAL_BIT | LOG_APPEND_TIME_BIT
 cdef int64_t MOST_RECORDS = RECORDS_MAX, MOST_HEADERS = HEADERS_MAX
 
 
 cdef enum:
-    # Times its size, or one batch as large as can be: what a request may unfold to. Others that unfold to much wait
-    # for the same thread, and a megabyte of batches that hold nothing but zeros would take minutes.
-    UNFOLDING_MAX = 64
-    LARGE_BYTES = 64 << 10  # may name more partitions than there are
-    # On the loop, of one request: a millisecond or two. To go to the thread and back takes a tenth of that.
-    LOOP_UNFOLDED_BYTES = 1 << 20
-    LOOP_PLAIN_BYTES = 8 << 20      # what need not be unfolded is checked ten times as fast
-    PACKING = 16                    # times as dear: gzip, if that is what the topic wants, takes 15 ms for a megabyte
-    # Of this version and up a batch brings its partition into the transaction (transaction.version 2).
+    # A request may decompress to this many times its size, or to one batch of the largest size allowed. Without a
+    # limit, a megabyte of batches of zeros would keep the one thread, and all who wait for it, busy for minutes.
+    DECOMPRESSION_RATIO_MAX = 64
+    LARGE_BYTES = 64 << 10  # a request of this size may name more partitions than exist
+    # Decompressed on the event loop, per request: a millisecond or two. A round trip to the thread takes a tenth.
+    LOOP_DECOMPRESSED_BYTES = 1 << 20
+    LOOP_PLAIN_BYTES = 8 << 20      # uncompressed batches are validated ten times as fast
+    COMPRESSION_COST = 16           # times validation: gzip takes 15 ms for a megabyte
+    # From this version on a batch brings its partition into the transaction (transaction.version 2).
     JOINING_VERSION = 12
-    ABORTABLE_VERSION = 11  # those who send it abort when told so, where INVALID_TXN_STATE ends them
-    BATCH_VERSION = 3  # of record batches, and nothing older
-    NAMED_MAX = 10_000  # looked at in a batch that is refused; those of librdkafka have no more
+    ABORTABLE_VERSION = 11  # clients of this version abort on TRANSACTION_ABORTABLE; INVALID_TXN_STATE is fatal to them
+    BATCH_VERSION = 3  # the first version with record batches (magic 2) only
+    NAMED_MAX = 10_000  # records examined in a rejected batch; librdkafka sends no larger batches
 
 
 cdef class Pending:
@@ -53,12 +54,12 @@ cdef class Pending:
     cdef Request request
     cdef list topics  # as hot.produce_response takes them
     cdef int64_t acks
-    cdef bint is_nameless  # it names no transactional id
-    cdef Py_ssize_t left  # one is held by the handler, so that tickets that are done at once do not answer early
-    cdef bint keeps_buffer  # to be used again
+    cdef bint has_transactional_id
+    cdef Py_ssize_t left  # unresolved tickets, plus one for the handler: the answer must not be sent while it appends
+    cdef bint reuses_buffer
 
-    cdef int begun(self) except -1:
-        """All is under way, or refused."""
+    cdef int all_started(self) except -1:
+        """Every batch is staged or rejected."""
         if self.acks == 0:
             self.request.answer(())
         self.one_done()
@@ -66,12 +67,12 @@ cdef class Pending:
     cdef int failed(self, list results, number, error, code, records) except -1:
         results.append((number, code_of(error) if code is None else code, -1, -1, -1, str(error), records))
 
-    cdef object code_of_refusal(self, error, data):
+    cdef object code_of_rejection(self, error, data):
         if not -1 <= self.acks <= 1:
             return Code.INVALID_REQUIRED_ACKS
         if isinstance(error, NotInTransaction) and self.request.version >= ABORTABLE_VERSION:
             return Code.TRANSACTION_ABORTABLE
-        return refusal(error, data, self.request.version)
+        return code_of_corruption(error, data, self.request.version)
 
     cdef int follow(
         self, ticket, list results, number, partition, int64_t stamp_ms, int64_t messages, int64_t size
@@ -96,7 +97,7 @@ cdef class Pending:
         listener = self.listener
         buffer = request.buffer
         request.buffer = NO_BUFFER
-        if self.keeps_buffer:
+        if self.reuses_buffer:
             (<BufferPool?>listener.pool).give(buffer)
         wait_ms = listener.throttle_ms(request.size)
         if self.acks != 0:
@@ -105,7 +106,7 @@ cdef class Pending:
             for _, results in self.topics:
                 for result in results:
                     if result[1]:
-                        request.fail(InvalidInput("a batch without acks was refused"))
+                        request.fail(InvalidInput("a batch sent with acks=0 was rejected"))
                         return 0
         if wait_ms:
             request.connection.throttle(wait_ms)
@@ -113,7 +114,7 @@ cdef class Pending:
 
 
 cdef class Stored:
-    """To be called when a ticket of the request has resolved."""
+    """The callback of a ticket: adds the result of one partition to its request."""
     cdef Pending pending
     cdef list results
     cdef object number, partition
@@ -124,45 +125,46 @@ cdef class Stored:
         try:
             if ticket.error is not None:
                 pending.failed(self.results, self.number, ticket.error, None, ())
-                pending.keeps_buffer = False  # after a failure a write of it may still be under way
+                pending.reuses_buffer = False  # after a failure a write of the buffer may still be in progress
             else:
                 stats = pending.listener.stats
                 stats.messages_in += self.messages
                 stats.bytes_in += self.size
-                start = self.partition.log.start_offset
+                start = self.partition.start_offset
                 self.results.append((self.number, 0, ticket.base_offset, self.stamp_ms, start, None, ()))
             pending.one_done()
-        except Exception as error:  # as where requests are handled: nobody else waits here who could
+        except Exception as error:  # a callback has no caller that would fail the request
             pending.request.fail(error)
 
 
-class ForThread(Exception):
-    """It would hold the loop for too long."""
+class NeedsThread(Exception):
+    """Validating the batch would block the event loop for too long."""
 
 
 cdef class PendingPartition:
-    """What a request has for one partition, on its way through the thread."""
+    """The batches of a request for one partition, while they are validated in the thread.
+
+    It has a copy of the stream's rules: a change of the settings meanwhile counts as made after the request."""
     cdef object topic, number, stream, partition
     cdef list results
-    cdef object data, codec  # None: of whatever it is
-    cdef bint keyed
-    cdef Py_ssize_t size, batch_bytes_max
+    cdef object data, rules
+    cdef Py_ssize_t size
     cdef list infos
-    cdef object error, refused_records
+    cdef object error, rejected_records
 
     cdef int check(self, Py_ssize_t decompressed_bytes_max, Py_ssize_t* left_bytes) except -1:
-        """In the thread. Its settings were copied: they may change meanwhile, and then came earlier."""
+        """Runs in the thread."""
         try:
             self.infos = validated(
-                self.data, self.batch_bytes_max, decompressed_bytes_max, MOST_RECORDS, MOST_HEADERS, True, True,
-                self.keyed, left_bytes, True,
+                self.data, self.rules.batch_bytes_max, decompressed_bytes_max, MOST_RECORDS, MOST_HEADERS, True, True,
+                self.rules.needs_key, left_bytes, True,
             )
-            if self.codec is not None and is_packed_anew(self.infos, self.codec):
-                self.data = packed(self.data, self.infos, self.codec, decompressed_bytes_max)
+            if self.rules.must_recompress(self.infos):
+                self.data = recompressed(self.data, self.infos, self.rules.codec, decompressed_bytes_max)
                 self.infos = codec.scan(self.data, verify_crc=False)
         except HeadraceError as error:
             self.error = error
-            self.refused_records = refused_records(decompressed_bytes_max, error, self.data)
+            self.rejected_records = rejected_records(decompressed_bytes_max, error, self.data)
 
 
 def check_all(list parts not None, Py_ssize_t decompressed_bytes_max, Py_ssize_t left_bytes):
@@ -172,18 +174,23 @@ def check_all(list parts not None, Py_ssize_t decompressed_bytes_max, Py_ssize_t
             part.check(decompressed_bytes_max, &left_bytes)
 
 
-async def go_on(listener, Pending pending not None, list parts not None, Py_ssize_t unfolded_bytes):
-    """With what the loop has not done of a request, and what it has unfolded of it."""
+async def continue_in_thread(
+    listener, Pending pending not None, list parts not None, Py_ssize_t decompressed_bytes
+):
+    """Validate in the thread, then append, the batches that the event loop has not handled.
+
+    decompressed_bytes is what the event loop has already decompressed of the request."""
     cdef Request request = pending.request
     cdef RequestPipeline connection = request.connection
-    cdef Py_ssize_t unfolded_max = listener.config.decompressed_bytes_max
-    left_bytes = max(unfolded_max, UNFOLDING_MAX * request.size, <Py_ssize_t>LOOP_UNFOLDED_BYTES) - unfolded_bytes
+    cdef Py_ssize_t most = listener.config.decompressed_bytes_max
+    left_bytes = max(most, DECOMPRESSION_RATIO_MAX * request.size, <Py_ssize_t>LOOP_DECOMPRESSED_BYTES)
+    left_bytes -= decompressed_bytes
     try:
-        await listener.loop.run_in_executor(listener.checking, check_all, parts, unfolded_max, left_bytes)
+        await listener.loop.run_in_executor(listener.checking, check_all, parts, most, left_bytes)
         if listener.admits(request):
-            store_all(listener, pending, connection, parts)
-            pending.begun()
-    except Exception as error:  # here: what waits behind it must not be started on a connection that ends
+            append_checked(listener, pending, connection, parts)
+            pending.all_started()
+    except Exception as error:  # caught here: the finally block must not start later requests on a failed connection
         request.fail(error)
     finally:
         listener.checks(-request.size)
@@ -192,7 +199,7 @@ async def go_on(listener, Pending pending not None, list parts not None, Py_ssiz
         connection.pause_or_resume()
 
 
-cdef int store_all(listener, Pending pending, RequestPipeline connection, list parts) except -1:
+cdef int append_checked(listener, Pending pending, RequestPipeline connection, list parts) except -1:
     cdef PendingPartition part
     cdef int64_t stamp_ms, messages = 0
     access = connection.access
@@ -200,28 +207,30 @@ cdef int store_all(listener, Pending pending, RequestPipeline connection, list p
     for part in parts:
         try:
             if isinstance(part.error, Overloaded) and found.find(part.topic) is part.stream:
-                put_off(listener, part)
+                expect_retry(listener, part)
             if part.error is not None:
                 raise part.error
             if found.find(part.topic) is not part.stream:
                 raise StreamNotFound(part.topic)
             stamp_ms = -1
-            ticket = put(
+            ticket = append(
                 listener, pending, part.stream, part.partition, part.data, part.infos, access, &stamp_ms, &messages,
             )
         except HeadraceError as error:
-            code = pending.code_of_refusal(error, part.data)
-            pending.failed(part.results, part.number, error, code, part.refused_records)
+            code = pending.code_of_rejection(error, part.data)
+            pending.failed(part.results, part.number, error, code, part.rejected_records)
             continue
         pending.follow(ticket, part.results, part.number, part.partition, stamp_ms, messages, part.size)
 
 
-cdef int put_off(listener, PendingPartition part) except -1:
-    """It is to come again. A batch of a producer with an id comes alone, and all but what it unfolds to was checked."""
+cdef int expect_retry(listener, PendingPartition part) except -1:
+    """The producer will send the batch again: later batches of it must not be accepted before.
+
+    An idempotent producer sends one batch, and everything about it but its decompressed size was validated."""
     size = PREFIX_BYTES + int.from_bytes(part.data[LENGTH_AT : LENGTH_AT + 4], "big")
     [info] = codec.scan(part.data[:size], verify_crc=False)
     if info.producer_id >= 0:
-        listener.coordination.producers.put_off(part.partition.log, info)
+        listener.coordination.producers.put_off(part.partition, info)
     return 0
 
 
@@ -231,7 +240,7 @@ def produce(listener, Request request not None):
     cdef list results
     cdef list later = None
     cdef int64_t stamp_ms, messages = 0
-    cdef Py_ssize_t left_bytes = LOOP_UNFOLDED_BYTES
+    cdef Py_ssize_t left_bytes = LOOP_DECOMPRESSED_BYTES
     transactional_id, acks, _, topics = hot.parse_produce(request.buffer, request.position, request.size, request.version)
     if request.size > LARGE_BYTES:
         listener.check_named(topics)
@@ -239,14 +248,13 @@ def produce(listener, Request request not None):
     pending.request = request
     pending.topics = []
     pending.acks = acks
-    pending.is_nameless = transactional_id is None
+    pending.has_transactional_id = transactional_id is not None
     pending.left = 1
-    pending.keeps_buffer = True
+    pending.reuses_buffer = True
     if not connection.is_publisher:
         connection.is_publisher = True
         listener.flow.published(connection)
-    broker = listener.broker
-    if broker.shard.intake.pending_bytes > broker.pressure.limits.pending_bytes:
+    if listener.broker.pressure.must_throttle:
         connection.throttle(1000)
     view = memoryview(request.buffer)
     if request.size > LOOP_PLAIN_BYTES:
@@ -259,186 +267,125 @@ def produce(listener, Request request not None):
         for number, start, end in parts:
             try:
                 if not -1 <= pending.acks <= 1:
-                    raise InvalidInput(f"acks={acks}")
+                    raise InvalidInput(f"acks must be -1, 0 or 1, not {acks}")
                 if access is None and topic == connection.last_topic and not connection.last_stream.is_deleted:
                     stream = connection.last_stream
                 else:
                     stream = found.find(topic)
                     connection.last_topic, connection.last_stream = topic, stream
                 if start < 0 or start == end:
-                    raise CorruptBatch("no records")
+                    raise CorruptBatch("the request holds no records for the partition")
                 partitions = stream.partitions
                 partition = partitions[number] if 0 <= number < len(partitions) else stream.partition(number)
                 stamp_ms = -1
                 if later is not None:
-                    later.append(part_of(topic, number, stream, partition, results, view[start:end]))
+                    later.append(pending_partition(topic, number, stream, partition, results, view[start:end]))
                     continue
-                ticket = append(
+                ticket = check_and_append(
                     listener, pending, stream, partition, view[start:end], access, &stamp_ms, &messages, &left_bytes,
                 )
             except HeadraceError as error:
                 pending.failed(
-                    results, number, error, pending.code_of_refusal(error, view[start:end]),
-                    refused_records(listener.config.decompressed_bytes_max, error, view[start:end]),
+                    results, number, error, pending.code_of_rejection(error, view[start:end]),
+                    rejected_records(listener.config.decompressed_bytes_max, error, view[start:end]),
                 )
                 continue
-            except ForThread:
-                later = [part_of(topic, number, stream, partition, results, view[start:end])]
+            except NeedsThread:
+                later = [pending_partition(topic, number, stream, partition, results, view[start:end])]
                 continue
             pending.follow(ticket, results, number, partition, stamp_ms, messages, end - start)
     if later:
         connection.is_checking = True
         listener.checks(request.size)
-        listener.spawn(go_on(listener, pending, later, LOOP_UNFOLDED_BYTES - left_bytes), request)
+        listener.spawn(
+            continue_in_thread(listener, pending, later, LOOP_DECOMPRESSED_BYTES - left_bytes), request
+        )
     else:
-        pending.begun()
+        pending.all_started()
 
 
-cdef PendingPartition part_of(topic, number, stream, partition, list results, data):
+cdef PendingPartition pending_partition(topic, number, stream, partition, list results, data):
     cdef PendingPartition part = PendingPartition.__new__(PendingPartition)
-    settings = partition.log.settings
     part.topic, part.number, part.stream, part.partition = topic, number, stream, partition
     part.results = results
-    part.refused_records = ()
+    part.rejected_records = ()
     part.data = data
     part.size = len(data)
-    part.codec = CODECS[stream.settings.compression] if "compression" in stream.document.config else None
-    part.keyed = settings.is_compacted
-    part.batch_bytes_max = settings.batch_bytes_max
+    part.rules = stream.rules  # replaced, not changed, when the settings change
     return part
 
 
-cdef object append(
+cdef object check_and_append(
     listener, Pending pending, stream, partition, data, access, int64_t* stamp_ms, int64_t* messages,
     Py_ssize_t* left_bytes,
 ):
-    """Puts the broker's time into stamp_ms if that is what the records carry. Raises ForThread if it is too much."""
+    """On the event loop. Raises NeedsThread if the batches would decompress to more than left_bytes."""
     cdef list infos
     cdef Py_ssize_t left = left_bytes[0]
-    log = partition.log
+    rules = stream.rules
     try:
         infos = validated(
-            data, log.settings.batch_bytes_max, listener.config.decompressed_bytes_max, MOST_RECORDS, MOST_HEADERS,
+            data, rules.batch_bytes_max, listener.config.decompressed_bytes_max, MOST_RECORDS, MOST_HEADERS,
             True,
-            True,  # sarama leaves the max timestamp empty; Kafka puts it right, too
-            log.settings.is_compacted,
+            True,  # sarama leaves the max timestamp empty; Kafka repairs it, too
+            rules.needs_key,
             left_bytes,
             False,
         )
     except Overloaded:
-        left_bytes[0] = left  # it begins anew there
-        raise ForThread from None
-    if "compression" in stream.document.config and is_packed_anew(infos, CODECS[stream.settings.compression]):
-        left_bytes[0] -= PACKING * (left - left_bytes[0] + len(data))
+        left_bytes[0] = left  # the thread starts over
+        raise NeedsThread from None
+    if rules.codec is not None and rules.must_recompress(infos):
+        left_bytes[0] -= COMPRESSION_COST * (left - left_bytes[0] + len(data))
         if left_bytes[0] < 0:
             left_bytes[0] = left
-            raise ForThread
-    return put(listener, pending, stream, partition, data, infos, access, stamp_ms, messages)
+            raise NeedsThread
+    return append(listener, pending, stream, partition, data, infos, access, stamp_ms, messages)
 
 
-cdef object put(
+cdef object append(
     listener, Pending pending, stream, partition, data, list infos, access, int64_t* stamp_ms, int64_t* messages
 ):
-    """What was found to be sound goes to the log, and if the request is new enough its partition to the transaction."""
-    cdef int64_t attributes
-    cdef Py_ssize_t batches
-    log = partition.log
-    if not infos:
-        raise CorruptBatch("no whole batch")
-    messages[0] = 0
-    for info in infos:
-        messages[0] += <int64_t>info.count
-        attributes = info.attributes
-        if attributes & APPEND_TIME:  # nothing of its records bounds the time it says
-            raise CorruptBatch(NOT_YOUR_TIME)
-    stored = data
-    if "compression" in stream.document.config or stream.settings.timestamp_type == "append":
-        stored = rewritten(listener, stream, data, infos, stamp_ms)
-        infos = codec.scan(stored, verify_crc=False)
-    first = infos[0]
-    producer_id = first.producer_id
-    batches = len(infos)
-    for info in infos:
-        attributes = info.attributes
-        if attributes & CONTROL:
-            raise CorruptBatch("control batches are the broker's")
-        if batches > 1 and <int64_t>info.producer_id >= 0:
-            raise CorruptBatch("a batch of a producer with an id comes alone")
-        if attributes & TRANSACTIONAL and producer_id < 0:
-            raise CorruptBatch("a transactional batch without a producer")
-        if producer_id >= 0 and <int64_t>info.base_sequence < 0:
-            raise CorruptBatch("a producer with an id numbers its batches")
-    attributes = first.attributes
-    if producer_id < 0:
-        return log.append(stored, infos)
-    if attributes & TRANSACTIONAL:
-        if pending.is_nameless:
-            raise TransactionRefused("a batch of a transaction, and no transactional id")
-        transactions = listener.coordination.transactions
-        # The id that the producer has, whichever the request names.
-        name = transactions.name_of(producer_id) if access is not None else None
-        if access is not None and name is not None:
-            access.transaction(name)
-        if pending.request.version >= JOINING_VERSION:
-            return transactions.append(log, stored, infos, (stream.name, partition.number))
-        transactions.check_append(producer_id, first.producer_epoch, (stream.name, partition.number))
-    return listener.coordination.producers.append(log, stored, infos)
+    """Append validated batches; returns the ticket. stamp_ms becomes the append time if the broker sets it."""
+    appender = listener.broker.appender
+    if len(infos) == 1 and stream.rules.is_plain:
+        info = infos[0]
+        if not <int64_t>info.attributes & UNUSUAL:
+            messages[0] = info.count
+            if <int64_t>info.producer_id < 0:
+                return partition.append(data, infos)
+            if <int64_t>info.base_sequence >= 0:
+                return appender.append_sequenced(partition, data, infos)
+    sender = Sender(
+        pending.has_transactional_id,
+        pending.request.version >= JOINING_VERSION,
+        None if access is None else access.transaction,
+    )
+    appended = appender.append(stream, partition, data, infos, sender)
+    stamp_ms[0] = appended.append_time_ms
+    messages[0] = appended.messages
+    return appended.ticket
 
 
-cdef object rewritten(listener, stream, data, list infos, int64_t* stamp_ms):
-    """The batches as the topic's settings want them."""
-    wanted = CODECS[stream.settings.compression] if "compression" in stream.document.config else None
-    if stream.settings.timestamp_type == "append":
-        stamp_ms[0] = listener.broker.clock.now_ms()
-    if wanted is not None and is_packed_anew(infos, wanted):
-        data = packed(data, infos, wanted, listener.config.decompressed_bytes_max)
-        infos = codec.scan(data, verify_crc=False)
-    if stamp_ms[0] >= 0:
-        data = bytearray(data)
-        for info in infos:
-            rewriting.stamp(memoryview(data)[info.position : info.end], stamp_ms[0])
-    return data
-
-
-cdef bint is_packed_anew(list infos, wanted) except -1:
-    for info in infos:
-        if info.codec != wanted:
-            return True
-    return False
-
-
-cdef object packed(data, list infos, wanted, Py_ssize_t decompressed_bytes_max):
-    """The batches, all of them under this codec."""
-    result = bytearray()
-    for info in infos:
-        batch = data[info.position : info.end]
-        result += batch if info.codec == wanted else rewriting.recompress(batch, wanted, decompressed_bytes_max)
-    return result
-
-
-cdef object refusal(error, data, int version):
-    """Kafka tells four kinds of bad batch apart; ours is one error with a reason."""
+cdef object code_of_corruption(error, data, int version):
+    """The codes that depend on the message format; None where the type of the error decides."""
     if not isinstance(error, CorruptBatch):
         return None
     if len(data) > MAGIC_AT and data[MAGIC_AT] < MAGIC and version < BATCH_VERSION:
         return Code.UNSUPPORTED_FOR_MESSAGE_FORMAT
     if len(data) > MAGIC_AT and data[MAGIC_AT] > MAGIC:
         return Code.CORRUPT_MESSAGE
-    reason = str(error)
-    if NOT_YOUR_TIME in reason:
-        return Code.INVALID_TIMESTAMP
-    return Code.CORRUPT_MESSAGE if "CRC" in reason or "checksum" in reason else Code.INVALID_RECORD
+    return None
 
 
-cdef object refused_records(Py_ssize_t decompressed_bytes_max, error, data):
-    """Which records of the first bad batch are to blame, by their place in it: clients tell the senders of the others
-    that theirs were good."""
-    if not isinstance(error, CorruptBatch) or NO_KEY not in str(error):
+cdef object rejected_records(Py_ssize_t decompressed_bytes_max, error, data):
+    """The indexes of the records without a key in the first bad batch: clients fail only these with the error."""
+    if not isinstance(error, KeyRequired):
         return ()
     start = error.position
     _, end, _ = codec.trim(data, start, None, 0, LAST_OFFSET, 1, verify_crc=False)
     try:
         found = codec.records(data, start, end, limit=NAMED_MAX, decompressed_bytes_max=decompressed_bytes_max)
     except CorruptBatch:
-        return ()  # what comes behind the first without a key was not looked at
+        return ()  # validation stopped at the first record without a key: a later one may be corrupt
     return [place for place, record in enumerate(found) if record.key is None]

@@ -70,7 +70,7 @@ async def add_partitions_to_txn(listener: "KafkaListener", request: Request, fie
         for number in topic.partitions:
             try:
                 allowed.transaction(fields.v3_and_below_transactional_id)
-                partitions[topic.name, number] = allowed.writes.partition(topic.name, number).log.id
+                partitions[topic.name, number] = allowed.writes.partition(topic.name, number).log_id
                 codes[topic.name, number] = Code.NONE
             except HeadraceError as error:
                 codes[topic.name, number] = code_of(error)
@@ -230,7 +230,7 @@ async def describe_producers(listener: "KafkaListener", request: Request, fields
             seen.add((topic.name, number))
             answer: dict[str, Any] = {"partition_index": number}
             try:
-                known = listener.coordination.producers.of(readable.partition(topic.name, number).log)
+                known = listener.coordination.producers.of(readable.partition(topic.name, number).log_id)
                 active = known.producers.values() if known is not None else ()
                 answer["active_producers"] = [describe_producer(one) for one in active]
             except HeadraceError as error:

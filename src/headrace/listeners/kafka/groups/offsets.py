@@ -80,7 +80,7 @@ def collect(
                         group_id,
                         stream.name,
                         one.partition_index,
-                        stream.partitions[one.partition_index].log.id,
+                        stream.partitions[one.partition_index].log_id,
                         one.committed_offset,
                         one.committed_leader_epoch,
                         metadata,
@@ -233,7 +233,7 @@ def find_committed(
     known = listener.coordination.groups.offsets.get(group_id, name, number)
     if known is None or stream is None or not 0 <= number < len(stream.partitions):
         return None
-    return known if known.log_id == stream.partitions[number].log.id else None
+    return known if known.log_id == stream.partitions[number].log_id else None
 
 
 def wanted_topics(

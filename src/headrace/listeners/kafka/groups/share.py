@@ -77,11 +77,11 @@ async def begin(
     listener: "KafkaListener", topics: Topics, group: ShareGroup, partitions: Iterable[tuple[str | bytes, int]]
 ) -> None:
     """Before a member hears of them: what comes from now on is the group's, whatever happens to the broker."""
-    logs = []
+    found = []
     for topic, number in partitions:
         with contextlib.suppress(StreamNotFound, PartitionNotFound, AccessRefused):  # deleted meanwhile, or not for it
-            logs.append(topics.partition(topic, number).log)
-    await listener.coordination.shares.begin(group, logs)
+            found.append(topics.partition(topic, number))
+    await listener.coordination.shares.begin(group, found)
 
 
 def check_kind(listener: "KafkaListener", group_id: str) -> None:
@@ -142,12 +142,12 @@ async def acknowledge_all(
                 continue
             key = (topic.topic_id, part.partition_index)
             try:
-                log = readable.partition(topic.topic_id, part.partition_index).log
-                share, batches = shares.partition(group, log), part.acknowledgement_batches
+                log_id = readable.partition(topic.topic_id, part.partition_index).log_id
+                share, batches = shares.partition(group, log_id), part.acknowledgement_batches
                 was_full = share.is_full
                 acknowledge(share, member_id, batches, shares.lock_deadline(group))
                 is_news = is_news or was_full or any(RELEASE in one.acknowledge_types for one in batches)
-                changed.append(log.id)
+                changed.append(log_id)
                 results[key] = (Code.NONE, None)
             except HeadraceError as error:
                 results[key] = (code_of(error), str(error))
@@ -299,7 +299,7 @@ async def take_loaded(
             break
         try:
             partition = topics.partition(*key)
-            share = shares.partition(group, partition.log)
+            share = shares.partition(group, partition.log_id)
             find = partial(_next_chunk, listener, partition, share, min(CHUNK_BYTES, bytes_left))
             found = await when_loaded(find)
             if request.connection.is_closed:
@@ -353,19 +353,19 @@ def _next_chunk(
     listener: "KafkaListener", partition: Partition, share: SharePartition, bytes_max: int
 ) -> tuple[int, Any] | None:
     """Asked anew after waiting for the disk: another member may have taken what was available."""
-    log, reads_committed = partition.log, share.settings.reads_committed
-    aborted = listener.coordination.producers.aborted(log) if reads_committed else NO_ABORTS
+    reads_committed = share.settings.reads_committed
+    aborted = listener.coordination.producers.aborted(partition.log_id) if reads_committed else NO_ABORTS
     while True:
         end = end_of(partition, share.settings)
-        first = share.available(log.start_offset, end)
+        first = share.available(partition.start_offset, end)
         if first is None:
             return None
         chunk = partition.read_now(first, bytes_max, end=end)
         for info in aborted_batches(chunk, aborted):
             share.archive(info.base_offset, info.next_offset)
-        if share.available(log.start_offset, end) == first:
+        if share.available(partition.start_offset, end) == first:
             return first, chunk
 
 
 def end_of(partition: Partition, config: GroupConfig) -> int:
-    return partition.log.stable_end if config.reads_committed else partition.log.visible_end
+    return partition.stable_end if config.reads_committed else partition.end_offset

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from headrace.broker.groups.share.groups import ShareGroup
+from headrace.broker.streams.partition import Partition
 from headrace.errors import AccessRefused, HeadraceError, InvalidInput, StreamNotFound
 from headrace.listeners.kafka.admin.topic_index import Topics
 from headrace.listeners.kafka.auth import access
@@ -57,14 +58,15 @@ def read_by(listener: "KafkaListener", group: ShareGroup) -> dict[str, list[int]
 def describe_partition(topics: Topics, group: ShareGroup, topic: str, number: int) -> dict[str, Any]:
     answer: dict[str, Any] = {"partition_index": number, "start_offset": NONE, "lag": NONE}
     try:
-        log = topics.partition(topic, number).log
+        partition = topics.partition(topic, number)
     except HeadraceError as error:
         return {**answer, "error_code": code_of(error), "error_message": str(error)}
-    share = group.partitions.get(log.id)
+    share = group.partitions.get(partition.log_id)
     if share is None:
         return answer
-    start, lag = max(share.start, log.start_offset), share.lag(log.start_offset, log.visible_end)
-    return {**answer, "start_offset": start, "leader_epoch": log.epoch, "lag": lag}
+    log_start, end = partition.start_offset, partition.end_offset
+    start, lag = max(share.start, log_start), share.lag(log_start, end)
+    return {**answer, "start_offset": start, "leader_epoch": partition.epoch, "lag": lag}
 
 
 def id_of(listener: "KafkaListener", topics: Topics, topic: str) -> bytes:
@@ -76,7 +78,7 @@ def id_of(listener: "KafkaListener", topics: Topics, topic: str) -> bytes:
 
 async def alter_share_group_offsets(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
     readable = access.of(listener, request).reads
-    starts: dict[Any, int] = {}  # by log
+    starts: dict[Partition, int] = {}
     responses = []
     for topic in fields.topics:
         parts = []
@@ -85,7 +87,7 @@ async def alter_share_group_offsets(listener: "KafkaListener", request: Request,
             try:
                 if part.start_offset < 0:
                     raise InvalidInput(f"offset {part.start_offset}")
-                starts[readable.partition(topic.topic_name, part.partition_index).log] = part.start_offset
+                starts[readable.partition(topic.topic_name, part.partition_index)] = part.start_offset
             except HeadraceError as error:
                 answer.update(error_code=code_of(error), error_message=str(error))
             parts.append(answer)
