@@ -1,7 +1,6 @@
-"""An AMQP connection: feeds received bytes to the scanner and dispatches methods to their handlers.
+"""An AMQP connection: owns its transport, its scanner, its channels and their confirms.
 
-Methods run in the order of their arrival, across all channels. A method that waits for the disk delays the methods
-after it on this connection, but no other connection. Publishes do not wait; see confirms.py.
+Received bytes go to the scanner (wire/amqp/scan.pyx), whose events go to the dispatcher (dispatch.py).
 """
 
 import asyncio
@@ -9,37 +8,33 @@ import logging
 from typing import Any
 
 from pamqp import commands
-from pamqp.base import Frame
 
 from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.errors import HeadraceError
-from headrace.listeners.amqp import publish
 from headrace.listeners.amqp.access import Access
 from headrace.listeners.amqp.channel import Channel
 from headrace.listeners.amqp.confirms import PublisherConfirms
 from headrace.listeners.amqp.context import ListenerContext
-from headrace.listeners.amqp.eager_task import EagerTask
+from headrace.listeners.amqp.dispatch import Dispatcher
 from headrace.listeners.amqp.errors import HARD, ChannelError, reply
 from headrace.listeners.amqp.methods import connection as handshake
 from headrace.listeners.amqp.methods.connection import Stage
-from headrace.listeners.amqp.methods.table import HANDLERS
 from headrace.listeners.amqp.registry import ConnectionRegistry
 from headrace.listeners.amqp.session import Session
 from headrace.listeners.amqp.transport import CLOSE_TIMEOUT_S, OUTPUT, UNPROCESSED, AmqpTransport
 from headrace.wire.amqp import protocol
-from headrace.wire.amqp.methods import decode, frame
+from headrace.wire.amqp.methods import frame
 from headrace.wire.amqp.protocol import PROTOCOL_HEADER, ProtocolError
-from headrace.wire.amqp.scan import ChannelState, Scanner, Target
+from headrace.wire.amqp.scan import Scanner
 
 logger = logging.getLogger("headrace.amqp")
 
 HANDSHAKE_TIMEOUT_S = 10.0
 UNPROCESSED_BYTES_MAX = 1 << 20
-CLASS_CONNECTION, CLASS_CHANNEL = 10, 20
 
 
 class Connection(asyncio.Protocol):
-    """The asyncio protocol of one socket, and the receiver of the scanner's events."""
+    """The asyncio protocol of one socket."""
 
     def __init__(self, context: ListenerContext, registry: "ConnectionRegistry[Connection]") -> None:
         loop = asyncio.get_running_loop()
@@ -58,10 +53,10 @@ class Connection(asyncio.Protocol):
         self._flow = registry.flow
         self._flushes = context.flushes
         self._loop_time = loop.time
-        self._scanner = Scanner(self, protocol.FRAME_MAX_BEFORE_TUNE)
-        self._confirms = PublisherConfirms(self._scanner, self.channels, self.transport, context)
+        self._dispatcher = Dispatcher(self)
+        self.scanner = Scanner(self._dispatcher, protocol.FRAME_MAX_BEFORE_TUNE)
+        self._confirms = PublisherConfirms(self.scanner, self.channels, self.transport, context)
         self._unprocessed = b""
-        self._task: EagerTask | None = None  # the method that waits
 
     # Called by asyncio.
 
@@ -80,9 +75,7 @@ class Connection(asyncio.Protocol):
         self.stage = Stage.CLOSED
         self.transport.is_closed = True
         self.transport.disarm()
-        if self._task is not None:
-            self._task.detach()
-            self._task = None
+        self._dispatcher.detach()
         for channel in self.channels.values():
             channel.release()
         self.channels.clear()
@@ -98,7 +91,7 @@ class Connection(asyncio.Protocol):
         transport.is_writable = True
         if OUTPUT in transport.paused_for:
             transport.hold_reading(OUTPUT, False)
-            if self._task is None:
+            if self._dispatcher.waiting is None:
                 self._continue()
         for channel in self.channels.values():
             channel.wake()
@@ -114,7 +107,7 @@ class Connection(asyncio.Protocol):
         if self._unprocessed:
             data = self._unprocessed + data
             self._unprocessed = b""
-        if self._task is not None or OUTPUT in transport.paused_for:
+        if self._dispatcher.waiting is not None or OUTPUT in transport.paused_for:
             self._unprocessed = data
             transport.hold_reading(UNPROCESSED, len(data) > UNPROCESSED_BYTES_MAX)
             return
@@ -151,13 +144,17 @@ class Connection(asyncio.Protocol):
         now_ms = self.context.clock.now_ms()
         # Not during the handshake: its handlers stop the scan for reasons that the loop below does not know.
         if not self._flushes.refusing or self.stage in handshake.EXPECTED:
-            return self._scanner.feed(data, now_ms)
+            return self.scanner.feed(data, now_ms)
         used, left = 0, memoryview(data)
-        while step := self._scanner.feed(left[: protocol.frame_size(left)], now_ms):
+        while step := self.scanner.feed(left[: protocol.frame_size(left)], now_ms):
             used += step
             left = left[step:]
             self.after_feed()
-            if self._task is not None or OUTPUT in self.transport.paused_for or self.stage is Stage.CLOSED:
+            if (
+                self._dispatcher.waiting is not None
+                or OUTPUT in self.transport.paused_for
+                or self.stage is Stage.CLOSED
+            ):
                 break
         return used
 
@@ -175,13 +172,25 @@ class Connection(asyncio.Protocol):
         self.transport.write(handshake.start_frame(self.context.config))
         return data[8:]
 
+    def method_ended(self) -> None:
+        if OUTPUT not in self.transport.paused_for:
+            self._continue()
+
+    def _continue(self) -> None:
+        """Processes the bytes that arrived while a method waited."""
+        if self.stage is not Stage.CLOSED:
+            data, self._unprocessed = self._unprocessed, b""
+            self._process(data)
+            if self._dispatcher.waiting is None:
+                self.transport.hold_reading(UNPROCESSED, False)
+
     def after_feed(self) -> None:
         """Applies the acks and publishes that the scanner has collected."""
-        for state in self._scanner.take_acked():
+        for state in self.scanner.take_acked():
             channel = self.channels.get(state.number)
             if channel is not None:
                 channel.settle()
-        published = self._scanner.take_published()
+        published = self.scanner.take_published()
         if published:
             self._confirms.after_publishes(published)
             self._flow.published(self)
@@ -200,7 +209,7 @@ class Connection(asyncio.Protocol):
 
     def tuned(self, channel_max: int, frame_max: int, heartbeat_s: int) -> None:
         self.channel_max = channel_max
-        self.frame_max = self._scanner.frame_max = frame_max
+        self.frame_max = self.scanner.frame_max = frame_max
         self.transport.heartbeat_s = heartbeat_s
 
     def open(self, vhost: VirtualHost) -> None:
@@ -213,135 +222,9 @@ class Connection(asyncio.Protocol):
         access.check_limit("connections", lambda: len(self._registry.of_user(self.user)))
         self.session = Session(vhost, access, self.user, self.frame_max, self.capabilities)
 
-    # Events of the scanner. True stops the scan: the remaining bytes are processed when the method has ended.
+    # Channels.
 
-    @property
-    def topology_version(self) -> int:
-        """Changes with the routes of the vhost and with the users: both versions only grow, so does their sum."""
-        session = self.session
-        if session is None or self.stage is not Stage.RUNNING:
-            return 0
-        return session.vhost.routing.version + self.context.users.version
-
-    def on_method(self, number: int, class_id: int, method_id: int, arguments: bytes) -> bool:
-        if class_id == CLASS_CONNECTION and number == 0:
-            return handshake.on_method(self, decode(class_id, method_id, arguments), class_id, method_id)
-        if self.stage is Stage.CLOSING:
-            return False
-        if self.stage is not Stage.RUNNING or number == 0:
-            raise handshake.unexpected(self.stage, class_id, method_id)
-        method = decode(class_id, method_id, arguments)
-        if class_id == CLASS_CHANNEL:
-            return self._on_channel_method(number, method, class_id, method_id)
-        channel = self.channels.get(number)
-        if channel is None:
-            raise ProtocolError(protocol.CHANNEL_ERROR, "expected 'channel.open'", class_id, method_id)
-        return self._run(channel, method, class_id, method_id)
-
-    def on_route(self, state: ChannelState, exchange: bytes, key: bytes, bits: int) -> Target | None:
-        channel = self.channels[state.number]
-        try:
-            return publish.target(channel.session, exchange, key, bits)
-        except HeadraceError as error:
-            self.after_feed()
-            self.fail(error, channel, 60, 40)
-            return None
-
-    def on_message(self, state: ChannelState, method: bytes, properties: bytes, body: bytes) -> bool:
-        channel = self.channels[state.number]
-        try:
-            publish.message(channel, method, properties, body)
-        except HeadraceError as error:
-            state.sequence -= 1  # already counted, and must not be confirmed together with earlier publishes
-            self.after_feed()
-            self.fail(error, channel, 60, 40)
-        return self._must_wait_for_output()
-
-    def on_unknown_tag(self, state: ChannelState, tag: int) -> bool:
-        self.after_feed()
-        error = ChannelError(protocol.PRECONDITION_FAILED, f"unknown delivery tag {tag}")
-        self.fail(error, self.channels[state.number], 60, 80)
-        return False
-
-    def on_too_large(self, state: ChannelState, body_size: int) -> bool:
-        self.after_feed()
-        error = ChannelError(
-            protocol.CONTENT_TOO_LARGE,
-            f"message size {body_size} is larger than configured max size {protocol.MESSAGE_BYTES_MAX}",
-        )
-        self.fail(error, self.channels[state.number], 60, 40)
-        return False
-
-    # Methods of channels.
-
-    def _run(self, channel: Channel, method: Frame, class_id: int, method_id: int) -> bool:
-        handler = HANDLERS.get(type(method))
-        if handler is None:
-            raise ProtocolError(protocol.COMMAND_INVALID, "unimplemented method", class_id, method_id)
-        channel.settle()  # acks that came before this method take effect before it
-        origin = (channel, class_id, method_id)
-        self.transport.in_method = True
-        try:
-            pending = handler(channel, method)
-            if pending is not None:
-                task = EagerTask(pending, lambda error: self._resumed(origin, error))
-                if not task.start():
-                    self._task = task
-                    return True
-        except HeadraceError as error:
-            self.fail(error, *origin)
-        self.transport.end_method()
-        return self._must_wait_for_output() or self.stage is Stage.CLOSED
-
-    def _must_wait_for_output(self) -> bool:
-        """Stops processing while a client that sends requests does not read the replies: the bytes of one read can
-        ask for more output than there is memory."""
-        if not self.transport.is_writable and self.transport.is_flooded:
-            self.transport.hold_reading(OUTPUT, True)
-            return True
-        return False
-
-    def _resumed(self, origin: tuple[Channel, int, int], error: BaseException | None) -> None:
-        """The method that waited has ended."""
-        self._task = None
-        if isinstance(error, HeadraceError):
-            self.fail(error, *origin)
-        elif error is not None:
-            logger.error("internal error in an AMQP method handler", exc_info=error)
-            self.close(protocol.INTERNAL_ERROR, "INTERNAL_ERROR")
-        self.transport.end_method()
-        if OUTPUT not in self.transport.paused_for:
-            self._continue()
-
-    def _continue(self) -> None:
-        """Processes the bytes that arrived while a method waited."""
-        if self.stage is not Stage.CLOSED:
-            data, self._unprocessed = self._unprocessed, b""
-            self._process(data)
-            if self._task is None:
-                self.transport.hold_reading(UNPROCESSED, False)
-
-    def _on_channel_method(self, number: int, method: Any, class_id: int, method_id: int) -> bool:
-        channel = self.channels.get(number)
-        if isinstance(method, commands.Channel.Open):
-            if channel is not None:
-                raise ProtocolError(protocol.CHANNEL_ERROR, "second 'channel.open' seen", class_id, method_id)
-            self._open_channel(number)
-            return False
-        if channel is None:
-            raise ProtocolError(protocol.CHANNEL_ERROR, "expected 'channel.open'", class_id, method_id)
-        if isinstance(method, commands.Channel.Close):
-            # If both sides close at the same time, the channel ends with the close-ok that is on its way.
-            if not channel.state.closing:
-                self._end_channel(channel)
-            self.transport.write(frame(number, commands.Channel.CloseOk))
-            return False
-        if isinstance(method, commands.Channel.CloseOk) and channel.state.closing:
-            self._end_channel(channel)
-            return False
-        return self._run(channel, method, class_id, method_id)
-
-    def _open_channel(self, number: int) -> None:
+    def open_channel(self, number: int) -> None:
         session = self.session
         assert session is not None, "channels are opened in stage RUNNING only"
         if len(self.channels) >= self.channel_max:
@@ -349,14 +232,13 @@ class Connection(asyncio.Protocol):
             raise ProtocolError(protocol.NOT_ALLOWED, f"{text} ({self.channel_max})")
         session.access.check_limit("channels", self._channels_of_user)
         channel = self.channels[number] = Channel(self, session, self.context, number)
-        self._scanner.add_channel(channel.state)
-        self.transport.write(frame(number, commands.Channel.OpenOk))
+        self.scanner.add_channel(channel.state)
 
-    def _end_channel(self, channel: Channel) -> None:
+    def end_channel(self, channel: Channel) -> None:
         self.after_feed()
         channel.release()
         del self.channels[channel.number]
-        self._scanner.remove_channel(channel.number)
+        self.scanner.remove_channel(channel.number)
 
     def _channels_of_user(self) -> int:
         return sum(len(connection.channels) for connection in self._registry.of_user(self.user))
@@ -445,11 +327,3 @@ class Connection(asyncio.Protocol):
     @property
     def vhost_name(self) -> str | None:
         return self.session.vhost.name if self.session is not None and self.stage is Stage.RUNNING else None
-
-    @property
-    def messages_in(self) -> int:
-        return self._scanner.messages
-
-    @property
-    def bytes_in(self) -> int:
-        return self._scanner.bytes
