@@ -11,7 +11,7 @@ from headrace.errors import HeadraceError
 from headrace.listeners.amqp.consumer_timeouts import WatchedDeliveries
 from headrace.listeners.amqp.session import Session
 from headrace.listeners.amqp.transport import AmqpTransport
-from headrace.wire.amqp.deliver import FOREIGN, encode_deliveries
+from headrace.wire.amqp.deliver import DeliveryEncoder, Encoded
 from headrace.wire.amqp.methods import content_frames, frame
 from headrace.wire.amqp.scan import ChannelState
 
@@ -74,7 +74,14 @@ class AmqpConsumer:
         self._channel = channel
         self._transport = channel.transport
         self._frame_max = channel.session.frame_max
-        self._tag = tag.encode("utf-8", "surrogateescape")
+        self._encode = DeliveryEncoder(
+            channel.state.tags,
+            channel.number,
+            tag.encode("utf-8", "surrogateescape"),
+            no_ack=no_ack,
+            frame_max=channel.session.frame_max,
+            bytes_max=DELIVER_BYTES_MAX,
+        ).encode
         self._sources: dict[View, Source] = {}
 
     def _source(self, view: View) -> Source:
@@ -106,28 +113,15 @@ class AmqpConsumer:
 
     def deliver(
         self, view: View, data: Any, start: int, end: int, count_max: int, redelivered_below: int, expired_until: int
-    ) -> tuple[int, int, bool, Any, int]:
-        frames, next_offset, count, why, gaps, size = encode_deliveries(
-            data,
-            start,
-            end,
-            self.tags,
-            self._source(view).number,
-            self.no_ack,
-            self.channel_number,
-            self._tag,
-            count_max,
-            DELIVER_BYTES_MAX,
-            self._frame_max,
-            redelivered_below,
-            expired_until,
-        )
-        if frames:
-            self._transport.deliver(frames, count, size)
+    ) -> Encoded:
+        encoded = self._encode(data, start, end, self._source(view).number, count_max, redelivered_below, expired_until)
+        count = encoded.count
+        if count:
+            self._transport.deliver(encoded.frames, count, encoded.body_bytes)
             if self.watched is not None:
                 next_tag = self.tags.next_tag
                 self.watched.delivered(next_tag - count, next_tag)
-        return next_offset, count, why == FOREIGN, gaps, size
+        return encoded
 
     def deliver_message(self, view: View, offset: int, message: Message, redelivered: bool) -> None:
         tag = self.tags.add(-1 if self.no_ack else self._source(view).number, offset)
