@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -146,8 +147,9 @@ class Prefetching:
     def credit(self) -> int:
         return 1
 
-    def deliver(self, view: View, data: Any, start: int, *_: Any) -> tuple[int, int, bool, Any, int]:
-        return start, 0, True, (), 0  # as for every record that AMQP did not write
+    def deliver(self, view: View, data: Any, start: int, *_: Any) -> Any:
+        # As for every record that AMQP did not write.
+        return SimpleNamespace(next_offset=start, count=0, body_bytes=0, needs_message=True, gaps=())
 
     def deliver_message(self, view: View, offset: int, message: Message, redelivered: bool) -> None:
         self.got.append(message.body)

@@ -127,7 +127,7 @@ def test_only_clients_that_know_the_word_are_told_that_they_are_blocked(world: W
     eventually(lambda: world.queue("q").ready == 2, "both are publishers")
     world.use(0.95)
     eventually(lambda: knowing.process_data_events(0.01) or told, "blocked")  # type: ignore[func-returns-value]
-    assert sum(client.is_held for client in world.clients) == 2
+    assert sum(client.transport.is_held for client in world.clients) == 2
     world.use(0.5)
     eventually(lambda: knowing.process_data_events(0.01) or len(told) == 2, "unblocked")  # type: ignore[func-returns-value]
     assert told == ["blocked", "unblocked"]
@@ -162,7 +162,7 @@ def test_a_paused_publisher_is_not_hung_up_on_for_its_silence(world: World) -> N
     eventually(lambda: world.queue("q").ready == 1, "it is a publisher")
     world.use(0.95)
     [connection] = world.clients
-    assert connection.is_held
+    assert connection.transport.is_held
     for _ in range(3):
         world.call(lambda: silent_for_an_hour(connection))
         assert isinstance(client.next_frame(), heartbeat.Heartbeat), "of ours: the connection is there"
@@ -173,9 +173,9 @@ def test_a_paused_publisher_is_not_hung_up_on_for_its_silence(world: World) -> N
 
 def silent_for_an_hour(connection: Any) -> None:
     """On the broker's loop, when the timer of its heartbeats fires: both sides have said nothing."""
-    connection._heard -= 3600
-    connection._spoke -= 3600
-    connection._beat()
+    connection.transport.last_read -= 3600
+    connection.transport._last_write -= 3600
+    connection.transport.check_heartbeat()
 
 
 def test_a_client_is_not_hung_up_on_because_the_broker_stood_still(world: World) -> None:

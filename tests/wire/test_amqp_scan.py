@@ -12,7 +12,7 @@ from headrace.record import codec
 from headrace.record.amqp.properties import encode_properties
 from headrace.record.amqp.validate import properties_fault
 from headrace.record.codec import BatchWriter
-from headrace.wire.amqp.deliver import FOREIGN, WHOLE, encode_deliveries
+from headrace.wire.amqp.deliver import DeliveryEncoder, Encoded
 from headrace.wire.amqp.methods import arguments, content_frames, frame
 from headrace.wire.amqp.protocol import ProtocolError
 from headrace.wire.amqp.scan import ChannelState, Scanner, Target
@@ -194,14 +194,13 @@ def batch(*bodies: bytes, base: int = 0, properties: bytes = b"\0\0", timestamp:
     return made
 
 
-def deliver(data: bytes | bytearray, start: int, end: int, **changes: Any) -> tuple[Any, TagRing]:
+def deliver(
+    data: bytes | bytearray, start: int, end: int, *, no_ack: bool = False, **changes: int
+) -> tuple[Encoded, TagRing]:
     ring = TagRing()
-    options: dict[str, Any] = {
-        "ring": ring, "source": ring.add_source(), "no_ack": False, "channel": 1, "consumer_tag": b"tag",
-        "count_max": 1000, "bytes_max": 1 << 30, "frame_max": FRAME_MAX, "redelivered_below": 0,
-        "expired_until": -1, **changes,
-    }  # fmt: skip
-    return encode_deliveries(data, start, end, **options), ring
+    encoder = DeliveryEncoder(ring, 1, b"tag", no_ack=no_ack, frame_max=FRAME_MAX, bytes_max=1 << 30)
+    options = {"count_max": 1000, "redelivered_below": 0, "expired_until": -1, **changes}
+    return encoder.encode(data, start, end, ring.add_source(), **options), ring
 
 
 def expected(bodies: list[bytes], first_tag: int = 1, redelivered: int = 0) -> bytes:
@@ -222,35 +221,33 @@ def test_deliveries_are_the_frames_of_the_slow_way(sizes: list[int], start: int,
     half = len(bodies) // 2
     data = batch(*bodies[:half]) if half else bytearray()
     data += batch(*bodies[half:], base=half)
-    (frames, after, count, why, gaps, size), ring = deliver(
-        bytes(data), start, len(bodies), redelivered_below=start + redelivered
-    )
-    assert frames == expected(bodies[start:], redelivered=redelivered)
-    assert (after, count, why, list(gaps), size) == (
-        len(bodies), len(bodies) - start, WHOLE, [], sum(map(len, bodies[start:])),
+    out, ring = deliver(bytes(data), start, len(bodies), redelivered_below=start + redelivered)
+    assert out.frames == expected(bodies[start:], redelivered=redelivered)
+    assert (out.next_offset, out.count, out.needs_message, list(out.gaps), out.body_bytes) == (
+        len(bodies), len(bodies) - start, False, [], sum(map(len, bodies[start:])),
     )  # fmt: skip
-    assert ring.unacked == count
+    assert ring.unacked == out.count
 
 
 def test_a_delivery_stops_at_its_bounds() -> None:
     data = batch(*[b"%d" % n for n in range(10)])
-    (frames, after, count, _, _, _), ring = deliver(data, 2, 8, count_max=3)
-    assert (frames, after, count) == (expected([b"2", b"3", b"4"]), 5, 3)
-    (_, after, count, _, gaps, _), ring = deliver(data, 2, 8, no_ack=True)
-    assert (after, count, ring.unacked, ring.next_tag, gaps) == (8, 6, 0, 7, ())
+    out, _ = deliver(data, 2, 8, count_max=3)
+    assert (out.frames, out.next_offset, out.count) == (expected([b"2", b"3", b"4"]), 5, 3)
+    out, ring = deliver(data, 2, 8, no_ack=True)
+    assert (out.next_offset, out.count, ring.unacked, ring.next_tag, out.gaps) == (8, 6, 0, 7, ())
 
 
 def test_what_needs_a_look_stops_the_delivery_there() -> None:
     timed = encode_properties({"expiration": "5"})
     data = batch(b"a") + batch(b"b", base=1, properties=timed) + batch(b"c", base=2)
-    (frames, after, count, why, _, _), _ = deliver(data, 0, 3)
-    assert (frames, after, count, why) == (expected([b"a"]), 1, 1, FOREIGN)
+    out, _ = deliver(data, 0, 3)
+    assert (out.frames, out.next_offset, out.count, out.needs_message) == (expected([b"a"]), 1, 1, True)
     foreign = codec.build([(b"key", b"value", (), 10)])
-    (_, after, count, why, _, _), _ = deliver(foreign, 0, 1)
-    assert (after, count, why) == (0, 0, FOREIGN)
+    out, _ = deliver(foreign, 0, 1)
+    assert (out.next_offset, out.count, out.needs_message) == (0, 0, True)
     old = batch(b"old", timestamp=5) + batch(b"new", base=1, timestamp=9)
-    (_, after, count, why, _, _), _ = deliver(old, 0, 2, expired_until=5)
-    assert (after, count, why) == (0, 0, FOREIGN)
+    out, _ = deliver(old, 0, 2, expired_until=5)
+    assert (out.next_offset, out.count, out.needs_message) == (0, 0, True)
 
 
 def test_a_message_with_copies_of_its_trace_is_delivered_as_it_is_and_needs_python_once_one_differs() -> None:
@@ -258,23 +255,23 @@ def test_a_message_with_copies_of_its_trace_is_delivered_as_it_is_and_needs_pyth
     ours = (("amqp.properties", properties), ("amqp.exchange", b"ex"))
     copies = (("traceparent", b"00-1"), ("baggage", b"a=1"))
     whole = codec.build([(b"key", b"body", (*ours, *copies), 10)])
-    (frames, _, count, why, _, _), _ = deliver(whole, 0, 1)
-    assert (count, why) == (1, WHOLE) and properties[2:] in frames
+    out, _ = deliver(whole, 0, 1)
+    assert (out.count, out.needs_message) == (1, False) and properties[2:] in out.frames
     for changed in (
         copies[:1], copies[::-1], (copies[0], ("baggage", b"a=2")), (copies[0], ("baggage", None)),
         (copies[0], ("luggage", b"a=1")), (*copies, ("tracestate", b"")), (*copies, copies[0]),
     ):  # fmt: skip
         data = codec.build([(b"key", b"body", (*ours, *changed), 10)])
-        (_, after, count, why, _, _), _ = deliver(data, 0, 1)
-        assert (after, count, why) == (0, 0, FOREIGN), changed
+        out, _ = deliver(data, 0, 1)
+        assert (out.next_offset, out.count, out.needs_message) == (0, 0, True), changed
 
 
 def test_gaps_are_told_so_that_they_can_settle_themselves() -> None:
     control = codec.build([(b"\0\0\0\1", b"\0" * 6, (), 1)], control=True, transactional=True)
     codec.patch(control, 0, 1, 0)
     data = batch(b"a") + control + batch(b"b", base=2) + batch(b"c", base=5)
-    (_, after, count, _, gaps, _), _ = deliver(data, 0, 6)
-    assert (after, count, list(gaps)) == (6, 3, [(1, 2), (3, 5)])
+    out, _ = deliver(data, 0, 6)
+    assert (out.next_offset, out.count, list(out.gaps)) == (6, 3, [(1, 2), (3, 5)])
 
 
 def left_of(data: bytearray, *kept: int) -> bytes:
@@ -294,15 +291,16 @@ def left_of(data: bytearray, *kept: int) -> bytes:
 )
 def test_a_gap_that_reaches_beyond_what_is_asked_for_is_passed(data: bytes) -> None:
     """Whoever asks again from where the last answer ended would ask for ever."""
-    (frames, after, count, why, gaps, _), _ = deliver(data, 3, 6)
-    assert (frames, after, count, why, list(gaps)) == (b"", 6, 0, WHOLE, [(3, 6)])
-    (_, after, count, _, gaps, _), _ = deliver(data, 0, 6)
-    assert (after, count, list(gaps)) == (6, 1, [(1, 6)])
+    out, _ = deliver(data, 3, 6)
+    assert (out.frames, out.next_offset, out.count, out.needs_message) == (b"", 6, 0, False)
+    assert list(out.gaps) == [(3, 6)]
+    out, _ = deliver(data, 0, 6)
+    assert (out.next_offset, out.count, list(out.gaps)) == (6, 1, [(1, 6)])
 
 
 def test_truncated_batches_are_never_read_past_their_end() -> None:
     data = bytes(batch(b"abc", b"def"))
     for cut in range(len(data)):
-        (frames, after, count, _, _, _), _ = deliver(data[:cut], 0, 2)
-        assert (frames, after, count) == (b"", 0, 0)
+        out, _ = deliver(data[:cut], 0, 2)
+        assert (out.frames, out.next_offset, out.count) == (b"", 0, 0)
     assert arguments(commands.Basic.Ack, delivery_tag=1)

@@ -92,7 +92,7 @@ class Running:
     def link_of(self, client: socket.socket) -> Any:
         """The broker's end of a client's socket: what earlier tests left may still be among the connections."""
         name = client.getsockname()
-        return self.call(lambda: next(found for found in self.listener.connections if found.peer == name))
+        return self.call(lambda: next(found for found in self.listener.connections if found.transport.peer == name))
 
     def connect(self, **options: Any) -> pika.BlockingConnection:
         connection = patient_connection(self.port, **options)

@@ -64,7 +64,7 @@ def test_01_whoever_speaks_something_else_is_told_what_is_spoken_here(client: Ra
 def test_02_whoever_does_not_finish_the_handshake_is_hung_up_on(
     running: Running, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    monkeypatch.setattr(listener_link, "HANDSHAKE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(listener_connection, "HANDSHAKE_TIMEOUT_S", 0.1)
     with closing(Raw(running.port)) as client:
         client.send(said)
         assert client.is_closed()
@@ -362,7 +362,7 @@ def test_13_asking_for_more_than_was_offered_is_530(client: Raw, asked: dict[str
 def test_13_a_heartbeat_of_zero_means_none(running: Running, client: Raw) -> None:
     client.open(heartbeat=0)
     found = running.link_of(client.socket)
-    assert running.call(lambda: (found.heartbeat_s, found._timer)) == (0, None)
+    assert running.call(lambda: (found.transport.heartbeat_s, found.transport._timer)) == (0, None)
 
 
 def test_14_a_silent_client_is_dropped_after_two_heartbeats_and_its_messages_come_back(
@@ -394,8 +394,8 @@ def test_a_broker_that_was_held_up_does_not_take_its_own_silence_for_the_clients
     link = running.link_of(client.socket)
 
     def wake_up_late() -> None:
-        link._heard -= 3 * 600
-        link._beat()
+        link.transport.last_read -= 3 * 600
+        link.transport.check_heartbeat()
 
     running.call(wake_up_late)
     client.channel()
@@ -413,7 +413,7 @@ def test_a_client_that_does_not_read_is_gone_soon_after_it_was_closed(
         other.basic_publish("", "unread", b"x" * 1_000_000)
     client.open().channel().method(1, commands.Basic.Consume, queue="unread", consumer_tag="c")
     link = running.link_of(client.socket)
-    eventually(lambda: running.call(lambda: not link.is_writable))
+    eventually(lambda: running.call(lambda: not link.transport.is_writable))
     running.call(lambda: link.close(320, "CONNECTION_FORCED - in a test"))
     eventually(lambda: running.call(lambda: link not in running.listener.connections))
     other.queue_delete("unread")
@@ -432,8 +432,8 @@ def test_a_client_that_does_not_read_what_is_returned_to_it_is_not_read_from(
     link = running.link_of(client.socket)
     with ThreadPoolExecutor(1) as aside:
         sending = aside.submit(client.send, 300 * lost)
-        eventually(lambda: running.call(lambda: "output" in link._holds))
-        assert running.call(lambda: link._transport.get_write_buffer_size()) < 2 << 20
+        eventually(lambda: running.call(lambda: "output" in link.transport.paused_for))
+        assert running.call(lambda: link.transport.output_bytes) < 2 << 20
         for _ in range(300):
             client.expect(commands.Basic.Return)
             assert [client.frame()[0], client.frame()[0]] == [2, 3]

@@ -79,7 +79,7 @@ def test_a_virtual_host_that_is_deleted_takes_its_connections_along_and_no_other
 def test_small_answers_leave_at_once(running: Running, client: Raw) -> None:
     client.open().channel()
     found = running.link_of(client.socket)
-    assert running.call(lambda: found._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)) == 1
+    assert running.call(lambda: found.transport._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)) == 1
 
 
 def test_a_full_queue_that_rejects_to_dead_letters_says_nack_and_keeps_a_copy(running: Running, name: str) -> None:

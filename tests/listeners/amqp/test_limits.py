@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from pamqp import commands
 
+from headrace.listeners.amqp import connection as listener_connection
 from headrace.listeners.amqp import transport as listener_link
 from headrace.wire.amqp.methods import frame
 from headrace.wire.amqp.protocol import PROTOCOL_HEADER
@@ -39,7 +40,7 @@ def client(running: Running) -> Iterator[Raw]:
 def test_02_a_byte_now_and_then_does_not_prolong_the_handshake(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener_link, "HANDSHAKE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(listener_connection, "HANDSHAKE_TIMEOUT_S", 0.3)
     with closing(Raw(running.port)) as client, contextlib.suppress(ConnectionError):
         client.send(PROTOCOL_HEADER)
         deadline = time.monotonic() + 30
@@ -53,10 +54,10 @@ def test_02_a_byte_now_and_then_does_not_prolong_the_handshake(
 
 def test_02_silence_from_one_address_keeps_nobody_out(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither who comes from elsewhere, nor who comes from there and logs in; and who has logged in stays."""
-    monkeypatch.setattr(listener_link, "HANDSHAKE_TIMEOUT_S", 300.0)
+    monkeypatch.setattr(listener_connection, "HANDSHAKE_TIMEOUT_S", 300.0)
     known = [running.connect() for _ in range(5)]
-    config = msgspec.structs.replace(running.listener.config, connections_max=len(known) + 4)
-    monkeypatch.setattr(running.listener, "config", config)
+    config = msgspec.structs.replace(running.listener.registry.config, connections_max=len(known) + 4)
+    monkeypatch.setattr(running.listener.registry, "config", config)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(closing(Raw(running.port))) for _ in range(10)]
         assert silent[0].is_closed()
@@ -132,12 +133,12 @@ def test_12_one_consumer_too_many_is_506_until_another_has_gone(running: Running
     client.expect(commands.Basic.ConsumeOk)
     client.method(2, commands.Channel.Close, reply_code=200, reply_text="", class_id=0, method_id=0)
     client.expect(commands.Channel.CloseOk)
-    assert running.call(lambda: running.listener.consumers_count) == CONSUMERS_MAX - 2
+    assert running.call(lambda: running.listener.context.consumers_count) == CONSUMERS_MAX - 2
     client.method(1, commands.Queue.Delete, queue="consumed")
-    eventually(lambda: running.call(lambda: running.listener.consumers_count) == 0)
+    eventually(lambda: running.call(lambda: running.listener.context.consumers_count) == 0)
 
 
 def test_13_without_heartbeats_the_socket_keeps_itself_alive(running: Running, client: Raw) -> None:
     client.open(heartbeat=0)
     found = running.link_of(client.socket)
-    assert running.call(lambda: found._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)) == 1
+    assert running.call(lambda: found.transport._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)) == 1

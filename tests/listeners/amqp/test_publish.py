@@ -18,7 +18,7 @@ from pika.exceptions import (
 )
 
 from headrace.errors import StorageError
-from headrace.listeners.amqp import publish
+from headrace.listeners.amqp import transaction
 from headrace.record.amqp.properties import encode_properties
 from headrace.wire.amqp.methods import frame
 from tests.listeners.amqp.raw import Raw, content_header, raw_frame
@@ -254,7 +254,7 @@ def test_a_transaction_of_many_small_messages_is_bounded_like_one_of_large_ones(
     running: Running, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only bodies were counted: of empty messages eight million were kept, and committed in one go."""
-    monkeypatch.setattr(publish, "TX_BYTES_MAX", 10_000)
+    monkeypatch.setattr(transaction, "TX_BYTES_MAX", 10_000)
     channel = running.channel()
     channel.queue_declare(name)
     channel.tx_select()
@@ -262,7 +262,7 @@ def test_a_transaction_of_many_small_messages_is_bounded_like_one_of_large_ones(
         for _ in range(100):
             channel.basic_publish("", name, b"")
         channel.tx_commit()
-    assert "a transaction of more than" in caught.value.reply_text
+    assert "transaction is larger than the maximum" in caught.value.reply_text
 
 
 def test_what_comes_after_an_ack_of_everything_is_not_settled_with_the_transaction(

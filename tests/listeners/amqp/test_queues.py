@@ -174,7 +174,7 @@ def test_an_exclusive_queue_whose_connection_ends_while_it_is_made_goes_with_it(
     with closing(Raw(running.port)) as other:
         other.open().channel().method(1, commands.Queue.Declare, queue=name, durable=True)
         eventually(lambda: storing, "the durable queue on its way")
-        left_while_declaring(running, name, lambda link: link._steps is not None)
+        left_while_declaring(running, name, lambda link: link._dispatcher.waiting is not None)
         running.call(refused.set)
         assert other.expect(commands.Connection.Close).reply_code == 541
     running.channel().queue_declare(name, exclusive=True)

@@ -25,7 +25,7 @@ from pika.exceptions import (
 from headrace.broker.access.permissions import EVERYTHING, Permission, TopicPermission
 from headrace.broker.access.users import Users
 from headrace.config import Address
-from headrace.listeners.amqp.methods import opening
+from headrace.listeners.amqp.methods import connection as handshake
 from headrace.listeners.common.addresses import is_loopback
 from headrace.record.amqp.properties import encode_table
 from tests.listeners.amqp.raw import Closed, Raw
@@ -112,7 +112,7 @@ def test_a_failed_login_is_answered_late_and_holds_up_nobody_else(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it sent behind it is not looked at meanwhile: that could be the next guess."""
-    monkeypatch.setattr(opening, "FAILURE_DELAY_S", 3600.0)
+    monkeypatch.setattr(handshake, "FAILURE_DELAY_S", 3600.0)
     before = refusals(running)
     guesser = Raw(running.port)
     guesser.start()
@@ -173,7 +173,7 @@ def test_nobody_acts_as_somebody_else(running: Running, acts_as: bytes, is_taken
         raw.expect(commands.Connection.Tune)
     else:
         close = raw.expect(commands.Connection.Close)
-        assert close.reply_code == 502 and "response of PLAIN" in close.reply_text
+        assert close.reply_code == 502 and "malformed PLAIN response" in close.reply_text
     raw.close()
 
 

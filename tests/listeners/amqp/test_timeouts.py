@@ -1,9 +1,8 @@
 """Who sits on a message too long, and who only looks like it."""
 
-from types import SimpleNamespace
 from typing import Any
 
-from headrace.listeners.amqp.consumer_timeouts import Watched
+from headrace.listeners.amqp.consumer_timeouts import WatchedDeliveries
 from headrace.wire.amqp.tags import TagRing
 
 SECOND_MS = 1000
@@ -15,9 +14,9 @@ class Consumer:
     def __init__(self) -> None:
         self.tags = TagRing()
         self.source = self.tags.add_source()
-        self.channel = SimpleNamespace(state=SimpleNamespace(tags=self.tags), consumers={"c": self}, is_open=True)
-        self.tag = "c"
-        self.watched = Watched(self, SECOND_MS, 0.0)  # type: ignore[arg-type]
+        self.channel_number = 1
+        self.is_open = self.is_subscribed = True
+        self.watched = WatchedDeliveries(self, SECOND_MS, 0.0)  # type: ignore[arg-type]
 
     def deliver(self, count: int = 1, *, watched: Any = True) -> None:
         for _ in range(count):
@@ -56,13 +55,13 @@ def test_little_is_kept_while_one_message_is_out() -> None:
         for tag in range(2, consumer.tags.next_tag - 1):
             consumer.tags.settle(tag, False)
         assert not consumer.watched.is_late(look / 4)
-    assert sum(len(tags) for _, tags in consumer.watched._out) == 1
+    assert sum(len(tags) for _, tags in consumer.watched._unacked) == 1
 
 
 def test_a_consumer_that_left_is_watched_until_all_is_settled() -> None:
     consumer = Consumer()
     consumer.deliver()
-    consumer.channel.consumers.clear()
-    assert not consumer.watched.is_late(0.5) and not consumer.watched.is_over
+    consumer.is_subscribed = False
+    assert not consumer.watched.is_late(0.5) and not consumer.watched.is_finished
     consumer.tags.settle(1, False)
-    assert not consumer.watched.is_late(1.0) and consumer.watched.is_over
+    assert not consumer.watched.is_late(1.0) and consumer.watched.is_finished

@@ -1,12 +1,30 @@
 """Who gets the next message: round robin among the consumers of the highest priority that have credit."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from headrace.broker.queues.view import View
 from headrace.broker.types.message import Message
 
 ROOM_MAX = 65_535  # the largest prefetch; without one, a consumer can be sent what its socket takes
+
+
+class Delivered(Protocol):
+    """The outcome of Consumer.deliver."""
+
+    @property
+    def next_offset(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def body_bytes(self) -> int: ...
+    @property
+    def needs_message(self) -> bool:
+        """Whether the record at next_offset needs deliver_message."""
+
+    @property
+    def gaps(self) -> Sequence[tuple[int, int]]:
+        """Ranges below next_offset that hold no record."""
 
 
 class Consumer(Protocol):
@@ -29,8 +47,7 @@ class Consumer(Protocol):
         count_max: int,
         redelivered_below: int,
         expired_until: int,
-    ) -> tuple[int, int, bool, Any, int]:
-        """(next offset, delivered, whether the record at next offset needs deliver_message, gaps, body bytes)."""
+    ) -> Delivered: ...
 
     def deliver_message(self, view: View, offset: int, message: Message, redelivered: bool) -> None: ...
 

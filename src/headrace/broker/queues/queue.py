@@ -135,7 +135,7 @@ class Queue(QueueContents):
             run = run._replace(end=view.counts.next_in(run.start, run.end))
         if self._bytes is not None:
             run = run._replace(end=self._bytes.up_to(view, run.start, run.end))
-        next_offset, count, foreign, gaps, size = consumer.deliver(
+        delivered = consumer.deliver(
             view,
             chunk.data,
             run.start,
@@ -144,15 +144,16 @@ class Queue(QueueContents):
             run.redelivered_below,
             self._expired_until(run),
         )
+        next_offset, count, size = delivered.next_offset, delivered.count, delivered.body_bytes
         self._head_changed()
         if next_offset > run.start:
             view.advance(run, next_offset)
-            for start, end in gaps:
+            for start, end in delivered.gaps:
                 view.settle(start, end)
             if consumer.no_ack and count:
                 self.settle(view, run.start, next_offset)
             self._count(view, run, count, size)
-        if foreign:
+        if delivered.needs_message:
             rest = run._replace(start=next_offset)
             if rest.start < rest.end and count < share:
                 more, more_size = self._deliver_one(consumer, view, rest)

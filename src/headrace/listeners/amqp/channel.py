@@ -1,77 +1,94 @@
-"""A channel: its consumers, its unacked deliveries, its publisher confirms."""
+"""An AMQP channel: its consumers, its unacknowledged deliveries and its mode (confirm, transactional or neither)."""
 
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, cast
+from typing import Protocol
 
 from pamqp import commands
 
-from headrace.broker.queues.flush import PartialFlush
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.view import View
+from headrace.broker.types.message import Message
 from headrace.errors import HeadraceError
+from headrace.listeners.amqp.confirms import ChannelConfirms
 from headrace.listeners.amqp.consumer import AmqpConsumer, Source
+from headrace.listeners.amqp.context import ListenerContext
 from headrace.listeners.amqp.errors import ChannelError
-from headrace.listeners.amqp.methods.tx_state import Transaction
-from headrace.wire.amqp.methods import confirm, frame
+from headrace.listeners.amqp.session import Session
+from headrace.listeners.amqp.transaction import Transaction
+from headrace.listeners.amqp.transport import AmqpTransport
+from headrace.wire.amqp.methods import content_frames, frame
 from headrace.wire.amqp.protocol import PRECONDITION_FAILED
-from headrace.wire.amqp.scan import ChannelState, Runs
-
-if TYPE_CHECKING:
-    from headrace.listeners.amqp.connection import Connection
-
+from headrace.wire.amqp.scan import ChannelState
 
 logger = logging.getLogger("headrace.amqp")
 
 
+class ChannelConnection(Protocol):
+    """The connection as its channels and their method handlers see it."""
+
+    @property
+    def transport(self) -> AmqpTransport: ...
+
+    def after_feed(self) -> None:
+        """Applies the acks and publishes that were read before this method."""
+
+    async def flushed(self) -> None:
+        """Waits until everything that this connection has published is visible in the queues."""
+
+    def fail(self, error: HeadraceError, channel: "Channel", class_id: int, method_id: int) -> None:
+        """Closes the channel, or the connection where the error calls for that."""
+
+
 class Channel:
-    def __init__(self, connection: "Connection", number: int) -> None:
+    def __init__(self, connection: ChannelConnection, session: Session, context: ListenerContext, number: int) -> None:
         self.connection = connection
+        self.session = session
+        self.context = context
+        self.transport = connection.transport
+        self.write = connection.transport.write
         self.number = number
         self.state = ChannelState(number)
         self.consumers: dict[str, AmqpConsumer] = {}
         self.sources: list[Source] = []
-        self.prefetch = 0  # of consumers to come; see basic_methods.qos
+        self.prefetch = 0  # for consumers that are added later, see methods.consume.qos
         self.prefetch_global = 0
         self.is_flowing = True
         self.is_open = True
-        self.confirms = False
-        self.confirmed = 0  # the last sequence number that the publisher was told about
-        self.waiting = 0  # flushes that confirms wait for
-        self.refused: set[int] = set()
+        self.confirms: ChannelConfirms | None = None
         self.tx: Transaction | None = None
         self.last_queue = ""
         self.reply_token: str | None = None
         self.reply_tag = ""
         self._getters: dict[View, Source] = {}
-        self._ended: list[int] = []  # numbers of sources that nothing more is delivered from
+        self._unused_sources: list[int] = []  # numbers of sources that deliver nothing more
 
     @property
     def can_deliver(self) -> bool:
-        return self.is_flowing and self.is_open and self.connection.is_writable
+        return self.is_flowing and self.is_open and self.transport.is_writable
 
-    # Deliveries out.
+    # Deliveries and acknowledgements.
 
     @property
-    def out_to_consumers(self) -> int:
-        """What the prefetch of the channel bounds: not what was asked for with basic.get."""
+    def unacked_by_consumers(self) -> int:
+        """The deliveries that the channel's prefetch limits: those of basic.get do not count."""
         tags = self.state.tags
         if not self._getters:
             return tags.unacked
         return tags.unacked - sum(tags.in_flight(source.number) for source in self._getters.values())
 
-    def add_source(self, queue: Queue, view: View, consumer: AmqpConsumer | None) -> Source:
-        """Under the number of one that nothing will come from any more, if there is one: a channel may live long, and
-        have a consumer for each question that it asks."""
+    def add_source(self, queue: Queue, view: View) -> Source:
+        """Reuses the number of a source that has nothing in flight and delivers nothing more: a long-lived channel
+        may create a consumer for every request it makes."""
         tags = self.state.tags
-        if self._ended:
-            self.settle()  # an ack that is on its way names its number
-        number = next((number for number in self._ended if not tags.in_flight(number)), None)
+        if self._unused_sources:
+            self.settle()  # acks that are not applied yet refer to the old source by its number
+        number = next((number for number in self._unused_sources if not tags.in_flight(number)), None)
         if number is not None:
-            self._ended.remove(number)
-            source = self.sources[number] = Source(number, queue, view, consumer)
+            self._unused_sources.remove(number)
+            source = self.sources[number] = Source(number, queue, view)
             return source
-        source = Source(tags.add_source(), queue, view, consumer)
+        source = Source(tags.add_source(), queue, view)
         self.sources.append(source)
         return source
 
@@ -79,61 +96,82 @@ class Channel:
         """The source of basic.get on a queue."""
         found = self._getters.get(view)
         if found is None or found.queue is not queue:
-            gone = [known for known, source in self._getters.items() if source.queue.is_deleted or known is view]
-            self._ended += [self._getters.pop(known).number for known in gone]
-            found = self._getters[view] = self.add_source(queue, view, None)
+            stale = [known for known, source in self._getters.items() if source.queue.is_deleted or known is view]
+            self._unused_sources += [self._getters.pop(known).number for known in stale]
+            found = self._getters[view] = self.add_source(queue, view)
         return found
 
+    def deliver_reply(self, message: Message) -> bool:
+        """Delivers a direct reply; see direct_reply.Requester."""
+        if not self.is_open or self.transport.is_flooded:
+            return False
+        frames = content_frames(
+            self.number,
+            commands.Basic.Deliver,
+            message.properties,
+            message.body,
+            self.session.frame_max,
+            consumer_tag=self.reply_tag,
+            delivery_tag=self.state.tags.add(-1, 0),
+            redelivered=False,
+            exchange=message.exchange,
+            routing_key=message.routing_key,
+        )
+        self.transport.deliver(frames, 1, len(message.body))
+        return True
+
     def settle(self) -> None:
-        """Applies the acks that the scanner folded."""
-        woken: set[Queue] = set()
+        """Applies the acks that the scanner has collected."""
+        settled: set[Queue] = set()
         for number, start, end in self.state.tags.acked():
             source = self.sources[number]
             source.queue.settle(source.view, start, end)
-            woken.add(source.queue)
-        self._credit_came(woken)
+            settled.add(source.queue)
+        self._wake_for_credit(settled)
 
-    def _credit_came(self, woken: set[Queue]) -> None:
-        if self.prefetch_global and woken:  # credit of one consumer is credit of all, and who had it last comes last
-            for tag in [tag for tag, consumer in self.consumers.items() if consumer.queue in woken]:
+    def _wake_for_credit(self, settled: set[Queue]) -> None:
+        if self.prefetch_global and settled:
+            # Credit of one consumer is credit of all. Those that had it last move to the end.
+            for tag in [tag for tag, consumer in self.consumers.items() if consumer.queue in settled]:
                 self.consumers[tag] = self.consumers.pop(tag)
             self.wake()
-        for queue in woken:
+        for queue in settled:
             queue.wake()
 
     def take(self, tag: int, multiple: bool) -> list[tuple[Source, int, int]]:
-        """What was out under the tags, as runs of offsets: a client without a prefetch has a million when it goes."""
+        """Removes deliveries from the ring and returns them as (source, start, end) ranges of offsets: a client
+        without a prefetch may have a million of them when it disconnects."""
         found = self.state.tags.take(tag, multiple)
         if found is None:
             raise ChannelError(PRECONDITION_FAILED, f"unknown delivery tag {tag}")
-        runs: list[tuple[Source, int, int]] = []
+        ranges: list[tuple[Source, int, int]] = []
         last = start = end = -1
         for number, offset in found:
             if number != last or offset != end:
                 if last >= 0:
-                    runs.append((self.sources[last], start, end))
+                    ranges.append((self.sources[last], start, end))
                 last, start = number, offset
             end = offset + 1
         if last >= 0:
-            runs.append((self.sources[last], start, end))
-        return runs
+            ranges.append((self.sources[last], start, end))
+        return ranges
 
     def reject(self, taken: Iterable[tuple[Source, int, int]], *, requeue: bool) -> None:
-        woken: set[Queue] = set()
+        settled: set[Queue] = set()
         failed: Exception | None = None
         for source, start, end in taken:
             queue, view = source.queue, source.view
-            woken.add(queue)
+            settled.add(queue)
             if requeue and queue.gives_back_runs:
                 queue.give_back_run(view, start, end)
                 continue
             for offset in range(start, end):
                 try:
                     (queue.give_back if requeue else queue.reject)(view, offset)
-                except Exception as error:  # noqa: BLE001 - it cannot be read, say: it stays, the others have their turn
+                except Exception as error:  # noqa: BLE001 - such as an unreadable record: the others must not wait
                     view.give_back(offset, offset + 1)
                     failed = failed or error
-        self._credit_came(woken)
+        self._wake_for_credit(settled)
         if failed is not None:
             raise failed
 
@@ -141,86 +179,57 @@ class Channel:
         for consumer in self.consumers.values():
             consumer.queue.wake()
 
-    # Publishes in.
-
-    def stored(self, sequence: int) -> None:
-        """Everything up to this publish is safe."""
-        self.waiting -= 1
-        self.confirm_to(sequence)
-
-    def confirm_to(self, sequence: int) -> None:
-        if sequence <= self.confirmed or not self.is_open:
-            return
-        first = self.confirmed + 1
-        self.confirmed = sequence
-        if self.refused:
-            refused = self.refused
-            self.refused = {number for number in refused if number > sequence}
-            while sequence >= first and sequence in refused:  # told already, and told the opposite
-                sequence -= 1
-            if sequence < first:
-                return
-        self.connection.write(confirm(self.number, sequence, multiple=sequence > first))
-
-    def refuse(self, sequence: int) -> None:
-        """This one publish is refused, for good."""
-        if self.confirms:
-            self.refused.add(sequence)
-            self.connection.write(confirm(self.number, sequence, multiple=False, positive=False))
-
-    def failed(self, sequence: int, runs: Runs, error: HeadraceError) -> None:
-        """Of what is not confirmed yet up to this publish nothing was stored, or only what some queues took."""
-        self.waiting -= 1
-        if not isinstance(error, PartialFlush):
-            self._refuse_to(sequence)
-            return
-        for last, target in runs.ends(sequence):
-            is_stored = target is not None and error.is_stored_in(cast("list[Queue]", target.owners))
-            (self.confirm_to if is_stored else self._refuse_to)(last)
-
-    def _refuse_to(self, sequence: int) -> None:
-        if sequence > self.confirmed and self.is_open and self.confirms:
-            self.confirmed = sequence
-            self.connection.write(confirm(self.number, sequence, multiple=True, positive=False))
+    # Consumers.
 
     def add_consumer(self, consumer: AmqpConsumer) -> None:
         self.consumers[consumer.tag] = consumer
-        self.connection.listener.consumers_count += 1
+        self.context.consumers_count += 1
 
     def remove_consumer(self, tag: str) -> AmqpConsumer | None:
         consumer = self.consumers.pop(tag, None)
         if consumer is not None:
-            self.connection.listener.consumers_count -= 1
-            self._ended += consumer.sources
+            self.context.consumers_count -= 1
+            self._unused_sources += consumer.sources
         return consumer
 
-    # Going away.
+    def is_consumer(self, consumer: AmqpConsumer) -> bool:
+        return self.consumers.get(consumer.tag) is consumer
+
+    # Closing.
+
+    def fail(self, error: HeadraceError) -> None:
+        """Closes the channel for a reason that no method of the client caused."""
+        self.connection.fail(error, self, 0, 0)
 
     def release(self) -> None:
-        """Consumers leave their queues; what was out goes back, in its old place."""
+        """Removes the consumers from their queues and returns unacknowledged messages to their old positions."""
         if not self.is_open:
             return
         self.is_open = False
+        if self.confirms is not None:
+            self.confirms.close()
         self.state.drop_content()
         self.settle()
         for tag, consumer in list(self.consumers.items()):
             self.remove_consumer(tag)
             consumer.queue.remove_consumer(consumer)
         if self.reply_token is not None:
-            self.connection.listener.replies.remove(self.reply_token)
+            self.context.replies.remove(self.reply_token)
         try:
             self.reject(self.take(0, True), requeue=True)
-        except Exception as error:  # other channels of the connection are to be released, too
+        except Exception as error:  # the connection's other channels must still be released
             logger.error(
-                "a message that channel %d had out is in its queue and cannot be used: %s", self.number, error,
+                "a message that channel %d had not acknowledged is still in its queue, but cannot be delivered: %s",
+                self.number,
+                error,
                 exc_info=error,
-            )  # fmt: skip
+            )
 
     def send_close(self, code: int, text: str, class_id: int, method_id: int) -> None:
-        """The client made a mistake: the channel ends; what it still sends is ignored until close-ok."""
+        """Closes the channel after an error. Everything the client sends before close-ok is ignored."""
         self.release()
         self.state.closing = True
-        self.connection.write(
+        self.write(
             frame(
                 self.number,
                 commands.Channel.Close,

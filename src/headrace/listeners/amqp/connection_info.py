@@ -1,31 +1,30 @@
-"""The connections of this listener as operators see them, in the words of RabbitMQ's API. Made when somebody looks."""
+"""The AMQP connections, channels and consumers as the management API shows them, with RabbitMQ's field names.
+The descriptions are made on request."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.listeners.amqp.channel import Channel
+from headrace.listeners.amqp.connection import Connection
 from headrace.listeners.amqp.consumer import AmqpConsumer
-from headrace.listeners.amqp.methods.handshake import Stage
+from headrace.listeners.amqp.methods.connection import Stage
 from headrace.wire.amqp.protocol import CONNECTION_FORCED
-
-if TYPE_CHECKING:
-    from headrace.listeners.amqp.connection import Connection
 
 STATES = {Stage.RUNNING: "running", Stage.CLOSING: "closing", Stage.CLOSED: "closed"}
 
 
 class AmqpClient:
-    def __init__(self, connection: "Connection") -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        peer = connection.peer or ("", 0)
-        own = connection.own_address or ("", 0)
+        peer = connection.transport.peer or ("", 0)
+        own = connection.transport.own_address or ("", 0)
         self._peer, self._own = peer[:2], own[:2]
-        self._name = f"{_spell(*self._peer)} -> {_spell(*self._own)}"
+        self._name = f"{_address_text(*self._peer)} -> {_address_text(*self._own)}"
 
     @property
     def _vhost(self) -> str:
-        vhost = getattr(self._connection, "vhost", None)
-        return vhost.name if vhost is not None else ""
+        session = self._connection.session
+        return session.vhost.name if session is not None else ""
 
     def describe(self) -> dict[str, Any]:
         connection = self._connection
@@ -39,21 +38,21 @@ class AmqpClient:
             "user": connection.user,
             "user_who_performed_action": connection.user,
             "vhost": self._vhost,
-            "state": "blocked" if connection.is_held else STATES.get(connection.stage, "starting"),
+            "state": "blocked" if connection.transport.is_held else STATES.get(connection.stage, "starting"),
             "peer_host": self._peer[0],
             "peer_port": self._peer[1],
             "host": self._own[0],
             "port": self._own[1],
-            "ssl": connection.has_tls,
+            "ssl": connection.transport.has_tls,
             "auth_mechanism": "PLAIN",
             "connected_at": connection.connected_ms,
-            "timeout": connection.heartbeat_s,
+            "timeout": connection.transport.heartbeat_s,
             "frame_max": connection.frame_max,
             "channel_max": connection.channel_max,
             "channels": len(connection.channels),
             "client_properties": properties,
-            "recv_oct": connection.bytes_in,
-            "recv_cnt": connection.messages_in,
+            "recv_oct": connection.scanner.bytes,
+            "recv_cnt": connection.scanner.messages,
             "send_oct": 0,
             "send_cnt": 0,
             "send_pend": 0,
@@ -75,16 +74,16 @@ class AmqpClient:
         }
 
     def _channel(self, channel: Channel) -> dict[str, Any]:
-        sequence = channel.state.sequence if channel.confirms else channel.confirmed
+        confirms = channel.confirms
         return {
             **self._details(channel),
             "vhost": self._vhost,
             "state": "running" if channel.is_flowing else "flow",
-            "confirm": channel.confirms,
+            "confirm": confirms is not None,
             "transactional": channel.tx is not None,
             "consumer_count": len(channel.consumers),
             "messages_unacknowledged": channel.state.tags.unacked,
-            "messages_unconfirmed": max(0, sequence - channel.confirmed),
+            "messages_unconfirmed": max(0, channel.state.sequence - confirms.last_answered) if confirms else 0,
             "messages_uncommitted": len(channel.tx.publishes) if channel.tx is not None else 0,
             "acks_uncommitted": 0,
             "pending_raft_commands": 0,
@@ -125,9 +124,9 @@ class AmqpClient:
         self._connection.close(CONNECTION_FORCED, f"CONNECTION_FORCED - {reason}")
 
 
-def _spell(host: str, port: int) -> str:
+def _address_text(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
 
 
-def clients(connections: Iterable["Connection"]) -> list[AmqpClient]:
+def clients(connections: Iterable[Connection]) -> list[AmqpClient]:
     return [AmqpClient(connection) for connection in connections if connection.stage is not Stage.HEADER]

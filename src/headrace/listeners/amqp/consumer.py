@@ -1,37 +1,58 @@
-"""A consumer of one channel: turns what its queue hands it into frames, within its credit."""
+"""A consumer of an AMQP channel: encodes the messages that its queue passes to it, within its prefetch limits."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pamqp import commands
 
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.view import View
 from headrace.broker.types.message import Message
-from headrace.listeners.amqp.consumer_timeouts import Watched
-from headrace.wire.amqp.deliver import FOREIGN, encode_deliveries
+from headrace.errors import HeadraceError
+from headrace.listeners.amqp.consumer_timeouts import WatchedDeliveries
+from headrace.listeners.amqp.session import Session
+from headrace.listeners.amqp.transport import AmqpTransport
+from headrace.wire.amqp.deliver import DeliveryEncoder, Encoded
 from headrace.wire.amqp.methods import content_frames, frame
-
-if TYPE_CHECKING:
-    from headrace.listeners.amqp.channel import Channel
+from headrace.wire.amqp.scan import ChannelState
 
 UNLIMITED = 1 << 30
-UNACKED_MAX = 1 << 20  # of a consumer without a prefetch: a tag takes 16 bytes, and a bound is a bound
+UNACKED_MAX = 1 << 20  # for a consumer without a prefetch: a tag takes 16 bytes, and memory must have a bound
 DELIVER_BYTES_MAX = 256 * 1024
 
 
 class Source:
-    """Where a delivery came from: what a tag's number in the ring stands for."""
+    """The origin of a delivery. Each unacknowledged tag in the channel's ring refers to one by its number."""
 
-    __slots__ = ("consumer", "number", "queue", "view")
+    __slots__ = ("number", "queue", "view")
 
-    def __init__(self, number: int, queue: Queue, view: View, consumer: "AmqpConsumer | None") -> None:
-        self.number, self.queue, self.view, self.consumer = number, queue, view, consumer
+    def __init__(self, number: int, queue: Queue, view: View) -> None:
+        self.number, self.queue, self.view = number, queue, view
+
+
+class ConsumerChannel(Protocol):
+    """The channel as its consumers see it."""
+
+    number: int
+    state: ChannelState
+    session: Session
+    transport: AmqpTransport
+    prefetch_global: int
+    is_open: bool
+
+    @property
+    def can_deliver(self) -> bool: ...
+    @property
+    def unacked_by_consumers(self) -> int: ...
+    def add_source(self, queue: Queue, view: View) -> Source: ...
+    def is_consumer(self, consumer: "AmqpConsumer") -> bool: ...
+    def remove_consumer(self, tag: str) -> object: ...
+    def fail(self, error: HeadraceError) -> None: ...
 
 
 class AmqpConsumer:
     def __init__(
         self,
-        channel: "Channel",
+        channel: ConsumerChannel,
         queue: Queue,
         tag: str,
         *,
@@ -41,21 +62,32 @@ class AmqpConsumer:
         prefetch: int,
         arguments: dict[str, Any],
     ) -> None:
-        self.channel = channel
         self.queue = queue
         self.tag = tag
+        self.tags = channel.state.tags
+        self.channel_number = channel.number
         self.no_ack, self.exclusive, self.priority = no_ack, exclusive, priority
         self.prefetch = prefetch
         self.arguments = arguments
         self.is_active = True
-        self.watched: Watched | None = None  # where it has a time limit
-        self._tag = tag.encode("utf-8", "surrogateescape")
+        self.watched: WatchedDeliveries | None = None  # set if it has a timeout
+        self._channel = channel
+        self._transport = channel.transport
+        self._frame_max = channel.session.frame_max
+        self._encode = DeliveryEncoder(
+            channel.state.tags,
+            channel.number,
+            tag.encode("utf-8", "surrogateescape"),
+            no_ack=no_ack,
+            frame_max=channel.session.frame_max,
+            bytes_max=DELIVER_BYTES_MAX,
+        ).encode
         self._sources: dict[View, Source] = {}
 
-    def source(self, view: View) -> Source:
+    def _source(self, view: View) -> Source:
         found = self._sources.get(view)
         if found is None:
-            found = self._sources[view] = self.channel.add_source(self.queue, view, self)
+            found = self._sources[view] = self._channel.add_source(self.queue, view)
         return found
 
     @property
@@ -64,74 +96,72 @@ class AmqpConsumer:
 
     @property
     def in_flight(self) -> int:
-        tags = self.channel.state.tags
+        tags = self.tags
         total = 0
-        for source in self._sources.values():  # asked for every delivery: a generator costs more than the sum
+        for source in self._sources.values():  # read for every delivery: sum() with a generator is slower
             total += tags.in_flight(source.number)
         return total
 
     def credit(self) -> int:
-        channel = self.channel
+        channel = self._channel
         if not channel.can_deliver:
             return 0
-        room = channel.prefetch_global - channel.out_to_consumers if channel.prefetch_global else UNLIMITED
-        if self.no_ack:  # takes nothing of the channel's prefetch, and waits for it all the same, as in RabbitMQ
+        room = channel.prefetch_global - channel.unacked_by_consumers if channel.prefetch_global else UNLIMITED
+        if self.no_ack:  # does not use up the channel's prefetch, but waits for it, as in RabbitMQ
             return UNLIMITED if room > 0 else 0
         return min((self.prefetch or UNACKED_MAX) - self.in_flight, room)
 
     def deliver(
         self, view: View, data: Any, start: int, end: int, count_max: int, redelivered_below: int, expired_until: int
-    ) -> tuple[int, int, bool, Any, int]:
-        channel = self.channel
-        frames, next_offset, count, why, gaps, size = encode_deliveries(
-            data,
-            start,
-            end,
-            channel.state.tags,
-            self.source(view).number,
-            self.no_ack,
-            channel.number,
-            self._tag,
-            count_max,
-            DELIVER_BYTES_MAX,
-            channel.connection.frame_max,
-            redelivered_below,
-            expired_until,
-        )
-        if frames:
-            channel.connection.deliver(frames, count, size)
+    ) -> Encoded:
+        encoded = self._encode(data, start, end, self._source(view).number, count_max, redelivered_below, expired_until)
+        count = encoded.count
+        if count:
+            self._transport.deliver(encoded.frames, count, encoded.body_bytes)
             if self.watched is not None:
-                next_tag = channel.state.tags.next_tag
+                next_tag = self.tags.next_tag
                 self.watched.delivered(next_tag - count, next_tag)
-        return next_offset, count, why == FOREIGN, gaps, size
+        return encoded
 
     def deliver_message(self, view: View, offset: int, message: Message, redelivered: bool) -> None:
-        channel = self.channel
-        tag = channel.state.tags.add(-1 if self.no_ack else self.source(view).number, offset)
+        tag = self.tags.add(-1 if self.no_ack else self._source(view).number, offset)
         frames = content_frames(
-            channel.number,
+            self.channel_number,
             commands.Basic.Deliver,
             message.properties,
             message.body,
-            channel.connection.frame_max,
+            self._frame_max,
             consumer_tag=self.tag,
             delivery_tag=tag,
             redelivered=redelivered,
             exchange=message.exchange,
             routing_key=message.routing_key,
         )
-        channel.connection.deliver(frames, 1, len(message.body))
+        self._transport.deliver(frames, 1, len(message.body))
         if self.watched is not None:
             self.watched.delivered(tag, tag + 1)
 
     def cancelled(self) -> None:
-        """The queue is gone: tell the client, if it wants to know."""
-        channel = self.channel
+        """The queue is deleted: notifies the client if it supports consumer_cancel_notify."""
+        channel = self._channel
         channel.remove_consumer(self.tag)
-        if channel.connection.wants("consumer_cancel_notify") and channel.is_open:
-            channel.connection.write_after_method(
+        if channel.session.supports("consumer_cancel_notify") and channel.is_open:
+            self._transport.write_after_method(
                 frame(channel.number, commands.Basic.Cancel, consumer_tag=self.tag, nowait=True)
             )
 
     def activated(self, active: bool) -> None:
         self.is_active = active
+
+    # For consumer_timeouts.
+
+    @property
+    def is_open(self) -> bool:
+        return self._channel.is_open
+
+    @property
+    def is_subscribed(self) -> bool:
+        return self._channel.is_consumer(self)
+
+    def fail_channel(self, error: HeadraceError) -> None:
+        self._channel.fail(error)

@@ -1,15 +1,15 @@
-"""Runs a coroutine at once, as far as it goes without waiting: most methods never wait, and need no task."""
+"""Runs a coroutine immediately, up to its first wait: most method handlers never wait, and need no asyncio task."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 
-def _nobody_cares(_error: BaseException | None) -> None: ...
+def _ignore(_error: BaseException | None) -> None: ...
 
 
 class EagerTask:
-    """One coroutine on its way. `done` is called with its error, or None, unless it ended in start."""
+    """One running coroutine. `done` is called with its error or None, unless it already ended in `start`."""
 
     __slots__ = ("_coroutine", "_done")
 
@@ -18,7 +18,7 @@ class EagerTask:
         self._done = done
 
     def start(self) -> bool:
-        """True when it ended without waiting; errors of that part are raised here."""
+        """True if the coroutine ended without waiting. Raises the errors of that part."""
         try:
             self._wait_for(self._coroutine.send(None))
         except StopIteration:
@@ -26,21 +26,21 @@ class EagerTask:
         return False
 
     def _wait_for(self, future: Any) -> None:
-        if future is None:  # asyncio.sleep(0): a turn of the loop
-            asyncio.get_running_loop().call_soon(self._step, None)
+        if future is None:  # asyncio.sleep(0): resume in the next event-loop iteration
+            asyncio.get_running_loop().call_soon(self._resume, None)
             return
         future._asyncio_future_blocking = False
-        future.add_done_callback(self._step)
+        future.add_done_callback(self._resume)
 
-    def _step(self, _future: object) -> None:
+    def _resume(self, _future: object) -> None:
         try:
             self._wait_for(self._coroutine.send(None))
         except StopIteration:
             self._done(None)
-        except BaseException as error:  # noqa: BLE001 - whoever started it decides what it means
+        except BaseException as error:  # noqa: BLE001 - passed on to the creator of the task
             self._done(error)
 
-    def leave(self) -> None:
-        """Its connection is gone. What was begun is finished all the same: a queue half declared, in the catalog and
-        not in memory, would be worse than one that nobody waits for."""
-        self._done = _nobody_cares
+    def detach(self) -> None:
+        """The connection is closed. The coroutine still runs to its end: a half-declared queue, in the catalog but
+        not in memory, would be worse than one that no client waits for."""
+        self._done = _ignore

@@ -1,11 +1,15 @@
-"""Where a client comes from, and whether that is this machine."""
+"""Client addresses: which are on this machine, and which count as one source for limits and login delays."""
 
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
+# Delay of the reply to a failed login, as in Kafka: clients of Kafka and AMQP retry at once and for ever. There is no
+# further penalty, unlike at the HTTP listener: one client with an old password would lock out its whole address.
+FAILURE_DELAY_S = 0.1
+
 
 def parse(host: str) -> IPv4Address | IPv6Address | None:
-    """None for what is no address. One of version 4 in the clothes of version 6 is one of version 4."""
+    """None if the text is not an IP address. An IPv4-mapped IPv6 address becomes the IPv4 address."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:
@@ -22,7 +26,8 @@ def is_loopback(host: str | None) -> bool:
 
 @lru_cache(maxsize=4_096)
 def source_of(host: str | None) -> str:
-    """One customer is one address, or one network of version 6, where nobody has a single address."""
+    """The source that limits apply to: an IPv4 address or an IPv6 /64 network, since one host has many of the
+    addresses of its network."""
     address = parse(host or "")
     if isinstance(address, IPv6Address):
         return str(ip_network((address, 64), strict=False))

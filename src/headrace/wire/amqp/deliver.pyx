@@ -1,9 +1,11 @@
-"""basic.deliver frames straight from record batches: no object per message.
+"""Encodes basic.deliver frames directly from record batches, without an object per message.
 
-A record written by the AMQP listener has exactly two headers, properties and exchange, in that order.
-Whatever looks different (written by another listener, compressed, carrying an expiration that somebody
-has to judge) stops the loop, and the caller handles that one record in Python.
+A record written by the AMQP listener has exactly two headers, properties and exchange, in that order, and copies of
+its trace headers. A record that differs (written by another listener, compressed, or with an expiration to check)
+ends the encoding, and the caller delivers that one record in Python.
 """
+
+cimport cython
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -30,15 +32,13 @@ cdef enum:
     SCRATCH_KEPT = 1 << 20
 
 
-WHOLE = 0       # all that was asked for, or all that the data holds
-FOREIGN = 1     # the record at next_offset needs Python
-
-# One scratch buffer for the process: the loop is one thread, and nothing is kept in it between calls.
+# One scratch buffer for the process: all encoders run in the event loop's thread, and none keeps data in the buffer
+# between calls.
 cdef uint8_t* scratch = NULL
 cdef Py_ssize_t scratch_size = 0
 
 
-cdef uint8_t* reserve(Py_ssize_t used, Py_ssize_t more) except NULL:
+cdef uint8_t* reserve_scratch(Py_ssize_t used, Py_ssize_t more) except NULL:
     global scratch, scratch_size
     cdef Py_ssize_t wanted = scratch_size
     cdef void* grown
@@ -53,6 +53,13 @@ cdef uint8_t* reserve(Py_ssize_t used, Py_ssize_t more) except NULL:
     return scratch
 
 
+cdef void release_scratch() noexcept:
+    global scratch, scratch_size
+    free(scratch)
+    scratch = NULL
+    scratch_size = 0
+
+
 cdef inline uint8_t* put_frame_head(uint8_t* p, uint8_t kind, int channel, uint32_t size) noexcept:
     p[0] = kind
     put16(p + 1, channel)
@@ -61,8 +68,8 @@ cdef inline uint8_t* put_frame_head(uint8_t* p, uint8_t kind, int channel, uint3
 
 
 cdef bint holds_copies(const uint8_t* p, const RecordView* record, const HeaderView* properties) noexcept:
-    """Whether the headers from p on are what the properties say about the message's trace, and nothing else. One that
-    says something else came in by another listener, and counts."""
+    """Whether the headers from p on are exactly the copies of the trace headers in the properties. A header that
+    differs was set through another listener, and takes precedence."""
     cdef Trace traces[TRACES_MAX]
     cdef HeaderView header
     cdef int i, found = find_traces(properties.value, properties.value + properties.value_size, traces)
@@ -98,169 +105,200 @@ cdef inline bint is_ours(const RecordView* record, HeaderView* properties, Heade
     )
 
 
-def encode_deliveries(
-    const uint8_t[::1] data not None,
-    int64_t from_offset,
-    int64_t to_offset,
-    TagRing ring not None,
-    int32_t source,
-    bint no_ack,
-    int channel,
-    bytes consumer_tag not None,
-    Py_ssize_t count_max,
-    Py_ssize_t bytes_max,
-    uint32_t frame_max,
-    int64_t redelivered_below,
-    int64_t expired_until,
-):
-    """(frames, next offset, delivered, why it ended, gaps, body bytes): deliver [from_offset, to_offset).
+cdef inline uint8_t* put_body(
+    uint8_t* p, int channel, const uint8_t* body, Py_ssize_t left, Py_ssize_t piece_max
+) noexcept:
+    """Body frames of at most piece_max bytes each. Returns the end."""
+    cdef Py_ssize_t piece
+    while left > 0:
+        piece = min(left, piece_max)
+        p = put_frame_head(p, FRAME_BODY, channel, <uint32_t>piece)
+        memcpy(p, body, piece)
+        p[piece] = FRAME_END
+        p += piece + 1
+        body += piece
+        left -= piece
+    return p
 
-    data is whole batches. Tags are taken from the ring. Gaps are ranges below next offset that hold
-    no record (control batches, what compaction left out); one that goes on ends at to_offset, so that the next call
-    is for something else. Records with a timestamp up to expired_until count as foreign: somebody must dead-letter them.
-    """
-    cdef const uint8_t* p
-    cdef const uint8_t* end
-    cdef const uint8_t* stop
-    cdef const uint8_t* after
-    cdef const uint8_t* body
-    cdef uint8_t* out
-    cdef Batch batch
-    cdef RecordView record
-    cdef HeaderView properties, exchange
-    cdef Py_ssize_t used = 0, delivered = 0, body_bytes = 0, tag_size = len(consumer_tag), need, left, piece
-    cdef Py_ssize_t piece_max = <Py_ssize_t>frame_max - 8
-    cdef const char* tag_text = consumer_tag
-    cdef int64_t next_offset = from_offset, offset
-    cdef uint64_t tag
-    cdef int i, why = 0
-    cdef list gaps = None
-    if data.shape[0] == 0:
-        return b"", next_offset, 0, WHOLE, (), 0
-    p = &data[0]
-    end = p + data.shape[0]
-    while p < end and next_offset < to_offset and delivered < count_max and used < bytes_max:
-        if read_batch(p, end, False, &batch) != FAULT_NONE:
-            break
-        stop = p + batch.size
-        if batch.last_offset < next_offset:
-            p = stop
-            continue
-        if batch.base_offset >= to_offset:
-            gaps = gaps or []
-            gaps.append((next_offset, to_offset))
-            next_offset = to_offset
-            break
-        if batch.attributes & CONTROL_BIT:
-            gaps = gaps or []
-            gaps.append((next_offset, batch.last_offset + 1))
-            next_offset = batch.last_offset + 1
-            p = stop
-            continue
-        if batch.attributes & CODEC_MASK:
-            why = 1
-            break
+
+@cython.final
+@cython.freelist(8)
+cdef class Encoded:
+    """The result of one call of DeliveryEncoder.encode."""
+
+    cdef readonly bytes frames
+    cdef readonly int64_t next_offset       # the first offset that is neither delivered nor in a gap
+    cdef readonly Py_ssize_t count
+    cdef readonly Py_ssize_t body_bytes
+    cdef readonly bint needs_message        # the record at next_offset must be delivered as a message, by Python
+    cdef readonly object gaps               # ranges below next_offset without a record: control batches, compaction
+    cdef Py_ssize_t used                    # of the scratch buffer
+
+    cdef int skip_to(self, int64_t offset) except -1:
+        """Everything between next_offset and offset is a gap."""
+        if offset > self.next_offset:
+            if not self.gaps:
+                self.gaps = []
+            (<list>self.gaps).append((self.next_offset, offset))
+            self.next_offset = offset
+        return 0
+
+
+@cython.final
+cdef class DeliveryEncoder:
+    """Encodes the deliveries of one consumer. Tags are taken from the channel's ring."""
+
+    cdef TagRing ring
+    cdef bytes consumer_tag
+    cdef const char* tag_text       # of consumer_tag
+    cdef Py_ssize_t tag_size
+    cdef int channel
+    cdef bint no_ack
+    cdef uint32_t frame_max
+    cdef Py_ssize_t bytes_max
+
+    def __init__(
+        self, TagRing ring not None, int channel, bytes consumer_tag not None, *, bint no_ack, uint32_t frame_max,
+        Py_ssize_t bytes_max,
+    ):
+        self.ring = ring
+        self.channel = channel
+        self.consumer_tag = consumer_tag
+        self.tag_text = consumer_tag
+        self.tag_size = len(consumer_tag)
+        self.no_ack = no_ack
+        self.frame_max = frame_max
+        self.bytes_max = bytes_max
+
+    def encode(
+        self, const uint8_t[::1] data not None, int64_t start, int64_t end, int32_t source, Py_ssize_t count_max,
+        int64_t redelivered_below, int64_t expired_until,
+    ):
+        """Encodes the offsets [start, end) of data, which is whole batches, up to count_max messages.
+
+        A gap that extends past `end` is cut there, so that the next call can ask for the offsets after it. A record
+        with a timestamp up to expired_until sets needs_message: it has to be dead-lettered.
+        """
+        cdef const uint8_t* p
+        cdef const uint8_t* data_end
+        cdef Batch batch
+        cdef Encoded out = Encoded.__new__(Encoded)
+        out.frames = b""
+        out.gaps = ()
+        out.next_offset = start
+        if data.shape[0] == 0:
+            return out
+        p = &data[0]
+        data_end = p + data.shape[0]
+        while p < data_end and out.next_offset < end and out.count < count_max and out.used < self.bytes_max:
+            if read_batch(p, data_end, False, &batch) != FAULT_NONE:
+                break
+            if batch.last_offset < out.next_offset:
+                pass
+            elif batch.base_offset >= end:
+                out.skip_to(end)
+                break
+            elif batch.attributes & CONTROL_BIT:
+                out.skip_to(batch.last_offset + 1)
+            elif batch.attributes & CODEC_MASK:
+                out.needs_message = True
+                break
+            elif not self.encode_batch(
+                p, &batch, end, source, count_max, redelivered_below, expired_until, out
+            ):
+                break
+            p += batch.size
+        if out.used:
+            out.frames = PyBytes_FromStringAndSize(<char*>scratch, out.used)
+        if scratch_size > SCRATCH_KEPT and out.used < SCRATCH_KEPT // 4:
+            release_scratch()
+        return out
+
+    cdef bint encode_batch(
+        self, const uint8_t* p, const Batch* batch, int64_t end, int32_t source, Py_ssize_t count_max,
+        int64_t redelivered_below, int64_t expired_until, Encoded out,
+    ) except -1:
+        """True if the batch was encoded to its end."""
+        cdef const uint8_t* stop = p + batch.size
+        cdef RecordView record
+        cdef HeaderView properties, exchange
+        cdef int64_t offset
+        cdef int i
         p += HEADER_SIZE
         for i in range(batch.count):
-            after = read_record(p, stop, &record)
-            if after == NULL:
-                why = 1
-                break
+            p = read_record(p, stop, &record)
+            if p == NULL:
+                out.needs_message = True
+                return False
             offset = batch.base_offset + record.offset_delta
-            if offset < next_offset:
-                p = after
+            if offset < out.next_offset:
                 continue
-            if offset >= to_offset:
-                if next_offset < to_offset:
-                    gaps = gaps or []
-                    gaps.append((next_offset, to_offset))
-                    next_offset = to_offset
-                break
-            if delivered >= count_max or used >= bytes_max:
-                break
+            if offset >= end:
+                out.skip_to(end)
+                return False
+            if out.count >= count_max or out.used >= self.bytes_max:
+                return False
+            if offset > out.next_offset:
+                out.skip_to(offset)
             if (
                 not is_ours(&record, &properties, &exchange)
                 or get16(properties.value) & FLAG_EXPIRATION
                 or batch.base_timestamp + record.timestamp_delta <= expired_until
             ):
-                if offset > next_offset:
-                    gaps = gaps or []
-                    gaps.append((next_offset, offset))
-                    next_offset = offset
-                why = 1
-                break
-            if offset > next_offset:
-                gaps = gaps or []
-                gaps.append((next_offset, offset))
-            need = (
-                64 + tag_size + exchange.value_size + record.key_size + properties.value_size + record.value_size
-                + (record.value_size // piece_max + 1) * 8
-            )
-            reserve(used, need)
-            out = scratch + used
-            tag = ring.push(-1 if no_ack else source, offset)
-            out = put_frame_head(
-                out, FRAME_METHOD, channel, <uint32_t>(16 + tag_size + exchange.value_size + record.key_size)
-            )
-            put16(out, CLASS_BASIC)
-            put16(out + 2, METHOD_DELIVER)
-            out[4] = <uint8_t>tag_size
-            out += 5
-            memcpy(out, tag_text, tag_size)
-            out += tag_size
-            put64(out, tag)
-            out[8] = 1 if offset < redelivered_below else 0
-            out[9] = <uint8_t>exchange.value_size
-            out += 10
-            memcpy(out, exchange.value, exchange.value_size)
-            out += exchange.value_size
-            out[0] = <uint8_t>record.key_size
-            out += 1
-            memcpy(out, record.key, record.key_size)
-            out += record.key_size
-            out[0] = FRAME_END
-            out = put_frame_head(out + 1, FRAME_HEADER, channel, <uint32_t>(12 + properties.value_size))
-            put16(out, CLASS_BASIC)
-            put16(out + 2, 0)
-            put64(out + 4, record.value_size)
-            out += 12
-            memcpy(out, properties.value, properties.value_size)
-            out += properties.value_size
-            out[0] = FRAME_END
-            out += 1
-            body = record.value
-            left = record.value_size
-            while left > 0:
-                piece = min(left, piece_max)
-                out = put_frame_head(out, FRAME_BODY, channel, <uint32_t>piece)
-                memcpy(out, body, piece)
-                out[piece] = FRAME_END
-                out += piece + 1
-                body += piece
-                left -= piece
-            used = out - scratch
-            body_bytes += record.value_size
-            delivered += 1
-            next_offset = offset + 1
-            p = after
-        else:
-            # The batch is done: offsets after its last record, if any, were compacted away.
-            offset = min(batch.last_offset + 1, to_offset)
-            if next_offset < offset:
-                gaps = gaps or []
-                gaps.append((next_offset, offset))
-                next_offset = offset
-            p = stop
-            continue
-        break
-    result = PyBytes_FromStringAndSize(<char*>scratch, used) if used else b""
-    if scratch_size > SCRATCH_KEPT and used < SCRATCH_KEPT // 4:
-        release_scratch()
-    return result, next_offset, delivered, why, gaps or (), body_bytes
+                out.needs_message = True
+                return False
+            self.put_message(source, offset, offset < redelivered_below, &record, &properties, &exchange, out)
+            out.next_offset = offset + 1
+        out.skip_to(min(batch.last_offset + 1, end))    # compaction may have removed the last records
+        return True
 
-
-cdef void release_scratch() noexcept:
-    global scratch, scratch_size
-    free(scratch)
-    scratch = NULL
-    scratch_size = 0
+    @cython.cdivision(True)
+    cdef inline int put_message(
+        self, int32_t source, int64_t offset, bint redelivered, const RecordView* record,
+        const HeaderView* properties, const HeaderView* exchange, Encoded out,
+    ) except -1:
+        """Appends the method, header and body frames of one message to the scratch buffer."""
+        # Sizes in locals: the compiler must assume that a write through p changes any field.
+        cdef Py_ssize_t tag_size = self.tag_size, exchange_size = exchange.value_size, key_size = record.key_size
+        cdef Py_ssize_t properties_size = properties.value_size, body_size = record.value_size
+        cdef Py_ssize_t piece_max = <Py_ssize_t>self.frame_max - 8
+        cdef int channel = self.channel
+        cdef uint8_t* start = reserve_scratch(
+            out.used,
+            72 + tag_size + exchange_size + key_size + properties_size + body_size
+            + (0 if body_size < piece_max else body_size // piece_max * 8),
+        ) + out.used
+        cdef uint64_t tag = self.ring.push(-1 if self.no_ack else source, offset)
+        cdef uint8_t* p = put_frame_head(
+            start, FRAME_METHOD, channel, <uint32_t>(16 + tag_size + exchange_size + key_size)
+        )
+        put16(p, CLASS_BASIC)
+        put16(p + 2, METHOD_DELIVER)
+        p[4] = <uint8_t>tag_size
+        p += 5
+        memcpy(p, self.tag_text, tag_size)
+        p += tag_size
+        put64(p, tag)
+        p[8] = redelivered
+        p[9] = <uint8_t>exchange_size
+        p += 10
+        memcpy(p, exchange.value, exchange_size)
+        p += exchange_size
+        p[0] = <uint8_t>key_size
+        p += 1
+        memcpy(p, record.key, key_size)
+        p += key_size
+        p[0] = FRAME_END
+        p = put_frame_head(p + 1, FRAME_HEADER, channel, <uint32_t>(12 + properties_size))
+        put16(p, CLASS_BASIC)
+        put16(p + 2, 0)
+        put64(p + 4, body_size)
+        p += 12
+        memcpy(p, properties.value, properties_size)
+        p += properties_size
+        p[0] = FRAME_END
+        p = put_body(p + 1, channel, record.value, body_size, piece_max)
+        out.used += p - start
+        out.body_bytes += body_size
+        out.count += 1
+        return 0

@@ -1,4 +1,4 @@
-"""Which function does which method. A function that may wait for the disk is a coroutine function."""
+"""The handler of each AMQP method. Handlers that may wait for the disk are coroutine functions."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -6,10 +6,11 @@ from typing import Any
 from pamqp import commands
 from pamqp.base import Frame
 
+from headrace.listeners.amqp.channel import Channel
 from headrace.listeners.amqp.methods import basic, consume, exchange, queue, tx
 from headrace.wire.amqp.methods import AccessRequest
 
-Handler = Callable[[Any, Any], Coroutine[Any, Any, None] | None]
+Handler = Callable[[Channel, Any], Coroutine[Any, Any, None] | None]
 
 HANDLERS: dict[type[Frame], Handler] = {
     AccessRequest: basic.access,

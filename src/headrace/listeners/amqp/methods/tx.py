@@ -1,53 +1,51 @@
 """confirm.select, tx.select, commit, rollback."""
 
-from typing import TYPE_CHECKING
-
 from pamqp import commands
 
 from headrace.broker.queues.flush import Author
 from headrace.errors import HeadraceError
 from headrace.listeners.amqp import publish
+from headrace.listeners.amqp.channel import Channel
+from headrace.listeners.amqp.confirms import ChannelConfirms
 from headrace.listeners.amqp.errors import ChannelError
 from headrace.listeners.amqp.methods import basic
-from headrace.listeners.amqp.methods.tx_state import Transaction
+from headrace.listeners.amqp.transaction import Transaction
 from headrace.wire.amqp.methods import frame
 from headrace.wire.amqp.protocol import PRECONDITION_FAILED
 
-if TYPE_CHECKING:
-    from headrace.listeners.amqp.channel import Channel
 
-
-def confirm_select(channel: "Channel", method: commands.Confirm.Select) -> None:
+def confirm_select(channel: Channel, method: commands.Confirm.Select) -> None:
     if channel.tx is not None:
         raise ChannelError(PRECONDITION_FAILED, "cannot switch from tx to confirm mode")
-    if not channel.confirms:
+    if channel.confirms is None:
         channel.connection.after_feed()
-        channel.confirms = channel.state.confirms = True
-        channel.state.sequence = channel.confirmed = 0  # tags count from the first publish after this
+        channel.confirms = ChannelConfirms(channel.number, channel.write)
+        channel.state.confirms = True
+        channel.state.sequence = 0  # the first publish after this has number 1
     if not method.nowait:
-        channel.connection.write(frame(channel.number, commands.Confirm.SelectOk))
+        channel.write(frame(channel.number, commands.Confirm.SelectOk))
 
 
-def select(channel: "Channel", method: commands.Tx.Select) -> None:
-    if channel.confirms:
+def select(channel: Channel, method: commands.Tx.Select) -> None:
+    if channel.confirms is not None:
         raise ChannelError(PRECONDITION_FAILED, "cannot switch from confirm to tx mode")
     if channel.tx is None:
         channel.tx = Transaction()
         channel.state.tx = True
         channel.state.fast_acks = False
-    channel.connection.write(frame(channel.number, commands.Tx.SelectOk))
+    channel.write(frame(channel.number, commands.Tx.SelectOk))
 
 
-def _transaction(channel: "Channel") -> Transaction:
+def _transaction(channel: Channel) -> Transaction:
     if channel.tx is None:
         raise ChannelError(PRECONDITION_FAILED, "channel is not transactional")
     return channel.tx
 
 
-async def commit(channel: "Channel", method: commands.Tx.Commit) -> None:
-    """All of it in one group: after a crash everything is there, or nothing."""
+async def commit(channel: Channel, method: commands.Tx.Commit) -> None:
+    """Writes the transaction as one atomic group: after a crash either all of it is stored or nothing."""
     tx = _transaction(channel)
-    flushes = channel.connection.flushes
+    flushes = channel.context.flushes
     try:
         for held in tx.publishes:
             publish.check(channel, *held)
@@ -67,12 +65,12 @@ async def commit(channel: "Channel", method: commands.Tx.Commit) -> None:
         flushes.end_atomic()
         tx.clear()
     await flushes.stored(author)
-    if not is_whole:  # a full queue refused some of it: as RabbitMQ says it
+    if not is_whole:  # a full queue refused a message; the text is RabbitMQ's
         raise ChannelError(PRECONDITION_FAILED, "partial tx completion")
-    channel.connection.write(frame(channel.number, commands.Tx.CommitOk))
+    channel.write(frame(channel.number, commands.Tx.CommitOk))
 
 
-def rollback(channel: "Channel", method: commands.Tx.Rollback) -> None:
-    """Nothing was published, nothing settled; what was acked in the transaction is out again, not returned."""
+def rollback(channel: Channel, method: commands.Tx.Rollback) -> None:
+    """Drops publishes and acks. Messages acked in the transaction are unacknowledged again, but not requeued."""
     _transaction(channel).clear()
-    channel.connection.write(frame(channel.number, commands.Tx.RollbackOk))
+    channel.write(frame(channel.number, commands.Tx.RollbackOk))

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.broker.access import scram_keys
 from headrace.broker.access.users import GUEST, User, Users
 from headrace.errors import MalformedRequest
-from headrace.listeners.common.addresses import is_loopback
-from headrace.listeners.common.logins import FAILURE_DELAY_S
+from headrace.listeners.common.addresses import FAILURE_DELAY_S, is_loopback
 from headrace.listeners.kafka.admin.topic_index import VHOST, Topics
 from headrace.listeners.kafka.auth.access import Access, AnyUser
 from headrace.listeners.kafka.auth.mechanism import PLAIN, Exchange, LoginRefused, Plain, wrong
