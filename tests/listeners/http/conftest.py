@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from headrace.listeners.http import listener as http_listener
-from headrace.listeners.http.server.bounded_protocol import Patience
+from headrace.listeners.http.server.bounded_protocol import Timeouts
 from tests.listeners.http.live import Live
 from tests.listeners.http.registries import Registry
 
@@ -35,7 +35,7 @@ def own(tmp_path: Path) -> Iterator[type[Live]]:
 @pytest.fixture
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has connected and says nothing stays, whatever keeps the test from its next line."""
-    monkeypatch.setattr(http_listener, "Patience", lambda: Patience(head=1e5))
+    monkeypatch.setattr(http_listener, "Timeouts", lambda: Timeouts(head=1e5))
 
 
 @pytest.fixture

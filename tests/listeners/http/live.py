@@ -15,7 +15,7 @@ from headrace.broker.broker import Broker
 from headrace.config import Address, Config
 from headrace.errors import HeadraceError
 from headrace.listeners.http import listener as http_listener
-from headrace.listeners.http.server.bounded_protocol import Patience
+from headrace.listeners.http.server.bounded_protocol import Timeouts
 from headrace.log.settings import LogSettings
 from headrace.server import Server, _loop_factory
 
@@ -154,8 +154,8 @@ def code_of(answer: httpx.Response) -> str:
     return str(problem["code"])
 
 
-def patient(seconds: float) -> Patience:
-    return Patience(head=seconds, body=seconds, write=seconds, linger=seconds)
+def patient(seconds: float) -> Timeouts:
+    return Timeouts(head=seconds, body=seconds, write=seconds, linger=seconds)
 
 
 def status_of(answer: bytes) -> int:

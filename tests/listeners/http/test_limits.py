@@ -227,7 +227,7 @@ class Patient:
                 live.broker,
                 live.config.http,
                 live.config,
-                patience=patient(seconds),  # type: ignore[arg-type]
+                timeouts=patient(seconds),  # type: ignore[arg-type]
             )
 
         self._live = live
@@ -270,7 +270,7 @@ class Patient:
                     now = link.loop.time()
                     self._listener._looked, self._listener._was_held_up = now, False
                     for look in range(looks):
-                        self._listener._look(now + 1e6 + look)
+                        self._listener._check_timeouts(now + 1e6 + look)
                     self._listener._looked = now
                     return True
             return False
@@ -304,7 +304,7 @@ def test_a_connection_that_says_nothing_is_closed(hasty: Patient) -> None:
 def test_a_head_that_does_not_end_in_time_is_refused(patient_one: Patient) -> None:
     with patient_one.connect() as sock:
         sock.sendall(b"GET /health HTTP/1.1\r\nHost: ")
-        patient_one.at_the_end(sock, lambda link: link._in_head)
+        patient_one.at_the_end(sock, lambda link: link.is_reading_head)
         answer = read_all(sock)
     assert status_of(answer) == 408 and b"slow_request" in answer
 
@@ -313,19 +313,21 @@ def test_a_client_is_not_refused_because_the_broker_stood_still(patient_one: Pat
     """When it goes on, its timers are due before it has read a byte: once, then it is the client."""
     with patient_one.connect() as sock:
         sock.sendall(b"GET /health HTTP/1.1\r\nHost: ")
-        patient_one.stand_still(sock, lambda link: link._in_head)
+        patient_one.stand_still(sock, lambda link: link.is_reading_head)
         sock.sendall(b"x\r\nConnection: close\r\n\r\n")
         assert status_of(read_all(sock)) == 200
     with patient_one.connect() as sock:
         sock.sendall(b"GET /health HTTP/1.1\r\nHost: ")
-        patient_one.stand_still(sock, lambda link: link._in_head, looks=2)
+        patient_one.stand_still(sock, lambda link: link.is_reading_head, looks=2)
         assert status_of(read_all(sock)) == 408
 
 
 def test_a_second_head_that_does_not_end_in_time_is_refused(patient_one: Patient) -> None:
     with patient_one.connect() as sock:
         sock.sendall(GET + b"\r\nGET /health HTTP/1.1\r\nHost")
-        patient_one.at_the_end(sock, lambda link: link._in_head and bool(link.cycle and link.cycle.response_complete))
+        patient_one.at_the_end(
+            sock, lambda link: link.is_reading_head and bool(link.cycle and link.cycle.response_complete)
+        )
         answers = read_all(sock).split(b"HTTP/1.1 ")
     assert [answer[:3] for answer in answers[1:]] == [b"200", b"408"]
 
@@ -363,8 +365,8 @@ def test_a_client_that_takes_its_answer_slowly_is_not_cut_off(patient_one: Patie
     live.publish("large-and-slow", *({"value": "x" * 100_000} for _ in range(150)))
 
     async def is_judged(link: BoundedHttp) -> bool:
-        mark = link._write_mark
-        if mark is None or mark[1] - link._waiting_bytes() < WRITE_BYTES_MIN:
+        mark = link._unread
+        if mark is None or mark.bytes - link._unread_bytes() < WRITE_BYTES_MIN:
             return False
         link.check(link.loop.time() + 1e6)
         return True
@@ -373,7 +375,7 @@ def test_a_client_that_takes_its_answer_slowly_is_not_cut_off(patient_one: Patie
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 18)
         path = b"/topics/large-and-slow/messages?max_bytes=16000000"
         sock.sendall(b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path)
-        link = patient_one.link(sock, lambda link: link._write_mark is not None)
+        link = patient_one.link(sock, lambda link: link._unread is not None)
         taken = 0
         while not live.call(is_judged(link)):
             taken += len(sock.recv(65536))

@@ -13,7 +13,7 @@ import pytest
 
 from headrace.errors import Overloaded
 from headrace.listeners.http.server import authorization
-from headrace.listeners.http.server.requests import Budget
+from headrace.listeners.http.server.memory_budget import Budget
 from headrace.record.codec import partition_for
 from headrace.wire.http import bodies
 from tests.listeners.http.live import Live, code_of, read_all
@@ -263,7 +263,7 @@ def test_a_body_that_grows_too_large_is_refused_while_it_comes(own: type[Live]) 
 @pytest.mark.parametrize(
     ("encoding", "fold"), [("gzip", gzip.compress), ("zstd", lambda d: bytes(cramjam.zstd.compress(d)))]
 )
-def test_a_compressed_body_that_unfolds_past_the_limit_is_refused(own: type[Live], encoding: str, fold) -> None:  # type: ignore[no-untyped-def]
+def test_a_compressed_body_that_decompresses_past_the_limit_is_refused(own: type[Live], encoding: str, fold) -> None:  # type: ignore[no-untyped-def]
     server = own(decompressed_bytes_max=MB)
     bomb = fold(b"\0" * (40 * MB))
     answer = server.client.post("/topics/t/messages", content=bomb, headers={"content-encoding": encoding})
@@ -273,23 +273,23 @@ def test_a_compressed_body_that_unfolds_past_the_limit_is_refused(own: type[Live
 @pytest.mark.parametrize(
     ("encoding", "fold"), [("gzip", gzip.compress), ("zstd", lambda d: bytes(cramjam.zstd.compress(d)))]
 )
-def test_a_small_body_that_unfolds_to_a_large_one_does_so_beside_the_loop(
+def test_a_small_body_that_decompresses_to_a_large_one_is_decompressed_in_a_thread(
     live: Live, topic: str, monkeypatch: pytest.MonkeyPatch, encoding: str, fold: Callable[[bytes], bytes]
 ) -> None:
     """64 MB out of 64 KB kept everybody else waiting."""
-    unfolded: dict[str, int] = {}
+    decompressed: dict[str, int] = {}
 
     def watched(*args: Any) -> bodies.Body:
-        found = unfold(*args)
-        unfolded[threading.current_thread().name.partition("_")[0]] = len(found)
+        found = decompress(*args)
+        decompressed[threading.current_thread().name.partition("_")[0]] = len(found)
         return found
 
-    unfold = bodies.unfold
-    monkeypatch.setattr(bodies, "unfold", watched)
+    decompress = bodies.decompress
+    monkeypatch.setattr(bodies, "decompress", watched)
     body = b"x" * (4 * MB - 100_000)
     headers = {"content-encoding": encoding, "content-type": "application/octet-stream"}
     answer = live.client.post(f"/topics/{topic}/messages", content=fold(body), headers=headers)
-    assert unfolded == {"http-body": len(body)}, answer.text
+    assert decompressed == {"http-body": len(body)}, answer.text
 
 
 def test_a_client_that_asks_before_sending_is_told_to_go_on(live: Live, topic: str) -> None:
@@ -362,7 +362,7 @@ def test_one_address_leaves_some_of_the_budget_to_others() -> None:
         other.take(200)
         with pytest.raises(Overloaded):
             other.take(200)
-        first.give_back()
+        first.release()
         second.take(100)
     assert budget.used == 0 and not budget._by_source
 

@@ -89,12 +89,12 @@ def test_a_standby_that_nobody_knows_is_told_so(live: Live) -> None:
 def test_standbys_are_heard_while_those_who_wait_for_them_hold_all_the_room(live: Live) -> None:
     budget = live.listener.site.budget
     size = budget.bytes_max
-    budget.move("a publisher", size)
+    budget.add("a publisher", size)
     try:
         assert live.request("PUT", "/standby/nobody", json={"position": 1}).status_code == 404
         assert live.request("POST", "/standby/stream", json={**HELLO, "name": ""}).status_code == 400
     finally:
-        budget.move("a publisher", -size)
+        budget.add("a publisher", -size)
 
 
 def test_changes_have_higher_numbers_after_a_restart(tmp_path: Path) -> None:

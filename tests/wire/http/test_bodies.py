@@ -1,4 +1,4 @@
-"""Media types, content encodings and event ids: understood, or refused with a sentence."""
+"""Media types, content encodings and event ids."""
 
 import gzip
 import zlib
@@ -9,45 +9,45 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import DecompressedTooLarge, InvalidInput, UnsupportedMedia
-from headrace.wire.http.bodies import JSON, NDJSON, RAW, accepted, media_type, unfold
+from headrace.wire.http.bodies import JSON, NDJSON, RAW, accepted, decompress, media_type
 from headrace.wire.http.events import event, event_id, parse_event_id
 
 DATA = b"some text, " * 1000
-FOLDED = {
+COMPRESSED = {
     "gzip": gzip.compress(DATA),
     "deflate": zlib.compress(DATA),
     "zstd": bytes(cramjam.zstd.compress(DATA)),
 }
 
 
-@pytest.mark.parametrize("encoding", FOLDED)
-def test_compressed_bodies_unfold(encoding: str) -> None:
-    assert unfold(FOLDED[encoding], encoding.upper(), len(DATA)) == DATA
+@pytest.mark.parametrize("encoding", COMPRESSED)
+def test_compressed_bodies_are_decompressed(encoding: str) -> None:
+    assert decompress(COMPRESSED[encoding], encoding.upper(), len(DATA)) == DATA
 
 
-@pytest.mark.parametrize("encoding", FOLDED)
-def test_a_body_that_unfolds_past_the_limit_is_refused(encoding: str) -> None:
+@pytest.mark.parametrize("encoding", COMPRESSED)
+def test_a_body_that_decompresses_past_the_limit_is_refused(encoding: str) -> None:
     with pytest.raises(DecompressedTooLarge):
-        unfold(FOLDED[encoding], encoding, len(DATA) - 1)
+        decompress(COMPRESSED[encoding], encoding, len(DATA) - 1)
 
 
-@pytest.mark.parametrize("encoding", FOLDED)
+@pytest.mark.parametrize("encoding", COMPRESSED)
 @pytest.mark.parametrize("spoil", [lambda data: b"", lambda data: data[:-5], lambda data: b"x" + data])
-def test_a_body_that_is_not_what_it_says_is_refused(encoding: str, spoil) -> None:  # type: ignore[no-untyped-def]
+def test_a_corrupt_body_is_refused(encoding: str, spoil) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(InvalidInput):
-        unfold(spoil(FOLDED[encoding]), encoding, 1 << 20)
+        decompress(spoil(COMPRESSED[encoding]), encoding, 1 << 20)
 
 
-def test_gzip_members_follow_each_other_but_not_without_end() -> None:
-    assert unfold(gzip.compress(b"a") + gzip.compress(b"b"), "gzip", 100) == b"ab"
+def test_gzip_may_have_several_members_but_not_thousands() -> None:
+    assert decompress(gzip.compress(b"a") + gzip.compress(b"b"), "gzip", 100) == b"ab"
     with pytest.raises(InvalidInput):
-        unfold(gzip.compress(b"") * 1000, "gzip", 100)
+        decompress(gzip.compress(b"") * 1000, "gzip", 100)
 
 
 @pytest.mark.parametrize("encoding", ["br", "gzip, gzip", "compress", "\x00"])
 def test_other_encodings_are_refused(encoding: str) -> None:
     with pytest.raises(UnsupportedMedia):
-        unfold(b"x", encoding, 100)
+        decompress(b"x", encoding, 100)
 
 
 @pytest.mark.parametrize(
@@ -97,21 +97,21 @@ def test_unknown_content_types_are_refused(header: str) -> None:
         ("application/json;q=nonsense", None),
     ],
 )
-def test_what_the_client_wants_most_is_chosen(header: str | None, chosen: str | None) -> None:
+def test_the_preferred_media_type_is_chosen(header: str | None, chosen: str | None) -> None:
     assert accepted(header, (JSON, NDJSON, RAW)) == chosen
 
 
 @given(st.dictionaries(st.integers(0, 10_000), st.integers(0, 2**62), min_size=1, max_size=5))
-def test_event_ids_come_back_as_they_went(positions: dict[int, int]) -> None:
+def test_event_ids_survive_a_round_trip(positions: dict[int, int]) -> None:
     assert parse_event_id(event_id(positions)) == positions
 
 
 @pytest.mark.parametrize("text", ["", "x", "1", "1:2,", "1:-2", "1:2,1:3", "1:" + "9" * 20, "0:1;1:2"])
-def test_an_id_that_is_not_ours_is_refused(text: str) -> None:
+def test_a_malformed_event_id_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
         parse_event_id(text)
 
 
-def test_an_event_has_an_id_a_name_if_any_and_one_line_of_data() -> None:
+def test_an_event_has_an_id_an_optional_name_and_one_line_of_data() -> None:
     assert event(b"{}", "0:1") == b"id: 0:1\ndata: {}\n\n"
     assert event(b"{}", "0:1", "gap") == b"event: gap\nid: 0:1\ndata: {}\n\n"

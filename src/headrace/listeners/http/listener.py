@@ -20,25 +20,27 @@ from headrace.listeners.http.server.bounded_protocol import (
     SWEEP_INTERVAL_S,
     BoundedHttp,
     ConnectionLimits,
-    Patience,
+    Timeouts,
     refusal,
     serve_config,
 )
 from headrace.listeners.http.server.context import HttpContext
 
 FLAG = "--http"
-NOT_TLS = "this listener speaks TLS: say https:// instead of http://"
+NOT_TLS = "this port requires TLS: use https:// instead of http://"
 HEADERS = [(b"x-content-type-options", b"nosniff"), (b"server", b"headrace")]
 
 
 class HttpListener:
+    """The running HTTP listener of a broker."""
+
     def __init__(self, site: HttpContext, sockets: ListeningSockets, state: ServerState, stop_timeout_s: float) -> None:
         self.site = site
         self._sockets = sockets
         self._state = state
         self._stop_timeout_s = stop_timeout_s
-        self._looked = asyncio.get_running_loop().time()
-        self._was_held_up = False
+        self._last_sweep = asyncio.get_running_loop().time()
+        self._was_delayed = False
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="http sweeper")
 
     @property
@@ -50,35 +52,35 @@ class HttpListener:
         return self._sockets.port
 
     def describe(self, addresses: dict[str, list[str]]) -> None:
-        """Where every listener listens, for GET /status."""
+        """Sets the addresses of all listeners, for GET /status."""
         self.site.addresses = addresses
 
     async def _sweep(self) -> None:
-        """Once a second: end what has taken too long, and tell the time."""
+        """Once a second: enforces the timeouts of all connections and sets the Date header."""
         loop = asyncio.get_running_loop()
         while True:
-            self._look(loop.time())
+            self._check_timeouts(loop.time())
             self.site.stats.connections = len(self._state.connections)
             self._state.default_headers = [(b"date", formatdate(usegmt=True).encode()), *HEADERS]
             await asyncio.sleep(SWEEP_INTERVAL_S)
 
-    def _look(self, now: float) -> None:
-        """After a pause of ours (the process stopped, the machine asleep) sockets are read before anybody is judged:
-        what a client took too long for may lie there. Once, so that a broker that is always late still judges."""
-        was_held_up, self._was_held_up = self._was_held_up, now - self._looked > 2 * SWEEP_INTERVAL_S
-        self._looked = now
-        if self._was_held_up and not was_held_up:
+    def _check_timeouts(self, now: float) -> None:
+        """Skips one sweep after the broker itself was delayed (the process stopped, the machine suspended), since data
+        that arrived meanwhile is still unread. Only one, so that a broker that is always late enforces timeouts."""
+        was_delayed, self._was_delayed = self._was_delayed, now - self._last_sweep > 2 * SWEEP_INTERVAL_S
+        self._last_sweep = now
+        if self._was_delayed and not was_delayed:
             return
         for connection in list(self._state.connections):
             if isinstance(connection, BoundedHttp):
                 connection.check(now)
 
     async def close(self) -> None:
-        """Stops accepting, ends what only waits, lets the rest finish for a while, then hangs up."""
+        """Stops accepting, ends long polls and streams, gives other requests time to finish, then disconnects."""
         self._sockets.close()
         self.site.stop()
         for connection in list(self._state.connections):
-            connection.shutdown()  # after the answer under way, or at once
+            connection.shutdown()  # at once, or after the current response
         if self._state.tasks:
             await asyncio.wait(set(self._state.tasks), timeout=self._stop_timeout_s)
         for connection in list(self._state.connections):
@@ -86,29 +88,29 @@ class HttpListener:
                 connection.cycle.disconnected = True
         for task in list(self._state.tasks):
             task.cancel()
-        await asyncio.sleep(0)  # what was written gets its chance to leave
+        await asyncio.sleep(0)  # lets the transports write what they have
         for connection in list(self._state.connections):
             connection.transport.close()
         self._sweeper.cancel()
 
 
 async def start(
-    broker: Broker, bind: Address, config: Config, *, tls: Tls | None = None, patience: Patience | None = None
+    broker: Broker, bind: Address, config: Config, *, tls: Tls | None = None, timeouts: Timeouts | None = None
 ) -> HttpListener:
     site = HttpContext(broker)
     uvicorn_config = serve_config(App(site))
     state = ServerState()
     stats, connections_max = site.stats, min(config.connections_max, broker.pressure.connections_max)
-    limits = ConnectionLimits(connections_max, stats, {}, patience or Patience())
-    crowd: PerSourceLimit[BoundedHttp] = PerSourceLimit(lambda: connections_max)
+    limits = ConnectionLimits(connections_max, stats, {}, timeouts or Timeouts())
+    sources: PerSourceLimit[BoundedHttp] = PerSourceLimit(lambda: connections_max)
     broker.pressure.add_holder(Buffers("http", cast(Collection[Buffered], state.connections)))
 
     def accept() -> BoundedHttp:
         stats.connections_total += 1
-        return BoundedHttp(uvicorn_config, state, limits, crowd)
+        return BoundedHttp(uvicorn_config, state, limits, sources)
 
     def room() -> int:
-        making_room = sum(one.is_unknown for one in limits.reserve)
+        making_room = sum(one.is_silent for one in limits.reserve)
         return limits.connections_max + RESERVED + making_room - len(state.connections)
 
     acceptor = None if tls is None else TlsAcceptor("HTTP", tls, stats, room, refusal(400, "not_tls", NOT_TLS))

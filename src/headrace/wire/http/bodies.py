@@ -1,4 +1,4 @@
-"""What a request's headers say about its body: media type, compression, and what the client wants back."""
+"""Content negotiation: media type and compression of a request body, and the media type of the response."""
 
 import zlib
 from collections.abc import Sequence
@@ -24,29 +24,29 @@ SPELLINGS = {
     "text/plain": RAW,
 }
 CONTENT_ENCODINGS = ("gzip", "deflate", "zstd")
-GZIP_MEMBERS_MAX = 100  # each costs a copy of the rest: a body of empty members would take for ever
+GZIP_MEMBERS_MAX = 100  # each costs a copy of the remaining body, so many empty members would take quadratic time
 
 
 def media_type(header: str | None, *, default: str = RAW) -> str:
-    """JSON, NDJSON or RAW. A form is refused by name: it is what curl -d sends when nobody said otherwise."""
+    """JSON, NDJSON or RAW. For a form, the default of curl -d, the error says how to set the content type."""
     if header is None or not header.strip():
         return default
     name, *parameters = header.lower().split(";")
     known = SPELLINGS.get(name.strip())
     if known is None:
-        hint = "; curl needs -H 'content-type: ...'" if "form" in name else ""
+        hint = "; with curl, add -H 'content-type: ...'" if "form" in name else ""
         raise UnsupportedMedia(
             f"content type {name.strip()[:80]!r} is not one of {JSON}, {NDJSON}, {RAW} and text/plain{hint}"
         )
     charsets = [p.partition("=")[2].strip(' "') for p in parameters if p.strip().startswith("charset=")]
     charset = charsets[0] if charsets else "utf-8"
     if known != RAW and charset not in {"utf-8", "utf8", "us-ascii"}:
-        raise UnsupportedMedia(f"JSON is UTF-8, not {charset[:40]!r}")
+        raise UnsupportedMedia(f"JSON must be UTF-8, not {charset[:40]!r}")
     return known
 
 
-def unfold(data: Body, encoding: str | None, limit_bytes: int) -> Body:
-    """The body without its content encoding, never more than the limit."""
+def decompress(data: Body, encoding: str | None, limit_bytes: int) -> Body:
+    """The body without its content encoding; DecompressedTooLarge if it is longer than the limit."""
     name = (encoding or "identity").strip().lower()
     if name in {"identity", ""}:
         return data
@@ -58,7 +58,7 @@ def unfold(data: Body, encoding: str | None, limit_bytes: int) -> Body:
         if name == "zstd":
             return codecs.decompress(ZSTD, data, limit_bytes)
     except (zlib.error, CorruptBatch):
-        raise InvalidInput(f"the body is not {name} data") from None
+        raise InvalidInput(f"the request body is not valid {name} data") from None
     raise UnsupportedMedia(f"content encoding {name[:80]!r} is not one of {', '.join(CONTENT_ENCODINGS)}")
 
 
@@ -66,15 +66,15 @@ def _inflate(data: Body, window_bits: int, limit_bytes: int) -> bytes:
     parts: list[bytes] = []
     room = limit_bytes
     rest: bytes | bytearray = data
-    for _ in range(GZIP_MEMBERS_MAX):  # gzip may be several members, one after the other
+    for _ in range(GZIP_MEMBERS_MAX):  # a gzip body may consist of several members
         inflater = zlib.decompressobj(window_bits)
         part = inflater.decompress(rest, room + 1)
         parts.append(part)
         room -= len(part)
         if room < 0 or inflater.unconsumed_tail:
-            raise DecompressedTooLarge(f"the body unfolds past the limit of {limit_bytes:,} bytes")
+            raise DecompressedTooLarge(f"the decompressed request body exceeds the limit of {limit_bytes:,} bytes")
         if not inflater.eof:
-            raise zlib.error("cut short")
+            raise zlib.error("truncated")
         if not inflater.unused_data:
             return b"".join(parts)
         rest = inflater.unused_data
@@ -82,7 +82,7 @@ def _inflate(data: Body, window_bits: int, limit_bytes: int) -> bytes:
 
 
 def accepted(header: str | None, offered: Sequence[str]) -> str | None:
-    """The first of the offered types that the client wants most; None when it wants none of them."""
+    """The offered media type that the Accept header prefers; None if it accepts none of them."""
     if header is None or not header.strip():
         return offered[0]
     wanted: list[tuple[str, float]] = []

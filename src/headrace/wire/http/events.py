@@ -1,5 +1,5 @@
-"""Server-sent events. The id of an event carries the next offset of every partition, as `0:15,1:7`:
-a reader that comes back with it as Last-Event-ID misses nothing and sees nothing twice.
+"""Server-sent events. The id of an event contains the next offset of every partition, such as `0:15,1:7`: a client
+that reconnects with it as Last-Event-ID misses no message and sees none twice.
 """
 
 import re
@@ -22,13 +22,13 @@ def parse_event_id(text: str) -> dict[int, int]:
     for piece in pieces:
         match = POSITION.fullmatch(piece)
         if match is None or int(match[1]) in positions:
-            raise InvalidInput("Last-Event-ID is not the id of an event of this stream, such as 0:15,1:7")
+            raise InvalidInput("Last-Event-ID must be the id of an event of this stream, such as 0:15,1:7")
         positions[int(match[1])] = int(match[2])
     return positions
 
 
 def event(data: bytes, identity: str, name: str = "") -> bytes:
-    """One event; data is JSON text, which has no line breaks."""
+    """One event. The data is JSON without line breaks, which would end the event."""
     assert b"\n" not in data and b"\r" not in data
     kind = f"event: {name}\n".encode() if name else b""
     return b"%bid: %b\ndata: %b\n\n" % (kind, identity.encode(), data)

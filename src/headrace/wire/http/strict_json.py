@@ -1,7 +1,7 @@
-"""JSON that means one thing: no duplicate names, no NaN, no half characters, no endless number or nesting.
+"""Strict JSON parsing: refuses duplicate names, NaN, lone surrogates, huge numbers and deep nesting.
 
-Everything here answers with the value or raises MalformedJson with a sentence; a body can neither exhaust
-the stack nor unfold to much more memory than it has bytes.
+Every function returns the value or raises MalformedJson. A body can neither exhaust the stack nor take much more memory
+than it has bytes.
 """
 
 import json
@@ -11,8 +11,8 @@ from typing import Any
 
 from headrace.errors import MalformedJson
 
-# `[],[],[],...` costs 20 bytes of memory per byte sent, so pieces are counted before anything is parsed.
-PIECES_MAX = 1_000_000
+# `[],[],[],...` takes 20 bytes of memory per byte sent, so values are counted before anything is parsed.
+VALUES_MAX = 1_000_000
 WHITESPACE = re.compile(r"[ \t\r\n]*")
 STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -26,34 +26,34 @@ def text_of(body: bytes | bytearray | memoryview) -> str:
 
 
 def loads(body: bytes | bytearray) -> Any:
-    """The one JSON value of a whole body."""
-    refuse_too_many_pieces(body)
+    """The single JSON value of a body."""
+    refuse_too_many_values(body)
     text = text_of(body)
     value, end = scan(text, _skip(text, 0))
     if _skip(text, end) != len(text):
-        raise MalformedJson(f"something follows the JSON value at character {end}")
+        raise MalformedJson(f"unexpected data after the JSON value at character {end}")
     return value
 
 
 def scan(text: str, at: int) -> tuple[Any, int]:
-    """The value that starts at a character, and where it ends."""
+    """The value that starts at a character, and the character after it."""
     try:
         value, end = _SCANNER.raw_decode(text, at)
     except json.JSONDecodeError as error:
         reason = error.msg.removesuffix(" at")
         raise MalformedJson(f"not JSON: {reason[:1].lower()}{reason[1:]} at character {error.pos}") from None
     except RecursionError:
-        raise MalformedJson("JSON nested too deeply") from None
-    except ValueError:  # int() refuses thousands of digits: quadratic work
-        raise MalformedJson("a number with too many digits") from None
+        raise MalformedJson("JSON is nested too deeply") from None
+    except ValueError:  # int() refuses thousands of digits, which would take quadratic time
+        raise MalformedJson("a JSON number has too many digits") from None
     if SURROGATE.search(text, at, end):
-        _refuse_half_characters(value)
+        _refuse_lone_surrogates(value)
     return value, end
 
 
 def elements(text: str, at: int) -> Iterator[tuple[Any, int, int]]:
-    """Each element of the array that starts at a character, with where it starts and ends: one at a time,
-    so that the caller can stop at its limit."""
+    """Elements of the array that starts at a character, each with its start and end. Lazy, so that the caller can stop
+    at its limit."""
     at = _skip(text, at + 1)
     if text[at : at + 1] == "]":
         _expect_end(text, at + 1)
@@ -71,31 +71,31 @@ def elements(text: str, at: int) -> Iterator[tuple[Any, int, int]]:
         at = _skip(text, at + 1)
 
 
-def first_mark(text: str) -> tuple[str, int]:
-    """The first character that is not white space, and where it is."""
+def first_character(text: str) -> tuple[str, int]:
+    """The first character that is not white space, and its position."""
     at = _skip(text, 0)
     return text[at : at + 1], at
 
 
-def refuse_too_many_pieces(body: bytes | bytearray) -> None:
-    if has_more_pieces(body, PIECES_MAX):
-        raise MalformedJson(f"JSON of more than {PIECES_MAX:,} pieces; send NDJSON instead")
+def refuse_too_many_values(body: bytes | bytearray) -> None:
+    if has_more_values(body, VALUES_MAX):
+        raise MalformedJson(f"the JSON has more than {VALUES_MAX:,} values; send NDJSON instead")
 
 
-def has_more_pieces(body: bytes | bytearray, most: int) -> bool:
-    if len(body) < most or _pieces(body) <= most:
+def has_more_values(body: bytes | bytearray, most: int) -> bool:
+    if len(body) < most or _values(body) <= most:
         return False
-    # Commas and brackets inside strings (a CSV file, say) cost nothing: count again without them.
+    # Commas and brackets inside strings (of a CSV file, say) cost nothing, so count again without strings.
     outside = at = 0
     for match in STRING.finditer(body):
-        outside += _pieces(body[at : match.start()])
+        outside += _values(body[at : match.start()])
         at = match.end()
         if outside > most:
             return True
-    return outside + _pieces(body[at:]) > most
+    return outside + _values(body[at:]) > most
 
 
-def _pieces(data: bytes | bytearray) -> int:
+def _values(data: bytes | bytearray) -> int:
     return data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
@@ -107,16 +107,16 @@ def _skip(text: str, at: int) -> int:
 
 def _expect_end(text: str, at: int) -> None:
     if _skip(text, at) != len(text):
-        raise MalformedJson(f"something follows the JSON value at character {at}")
+        raise MalformedJson(f"unexpected data after the JSON value at character {at}")
 
 
-def _refuse_half_characters(value: Any) -> None:
+def _refuse_lone_surrogates(value: Any) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise MalformedJson("half a character: a surrogate without its partner") from None
+        raise MalformedJson("a \\u escape is a lone surrogate") from None
     except RecursionError:
-        raise MalformedJson("JSON nested too deeply") from None
+        raise MalformedJson("JSON is nested too deeply") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -124,12 +124,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) != len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise MalformedJson(f"the name {twice[:80]!r} appears twice in one object")
+        raise MalformedJson(f"name {twice[:80]!r} appears twice in one object")
     return result
 
 
 def _refuse_constant(name: str) -> Any:
-    raise MalformedJson(f"{name} is not JSON")
+    raise MalformedJson(f"{name} is not valid JSON")
 
 
 _SCANNER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)

@@ -10,7 +10,7 @@ from headrace.errors import CorruptProperties, InvalidInput
 from headrace.listeners.http.management.parameters import Shape
 from headrace.listeners.http.server.requests import whole_number
 from headrace.record.amqp.properties import PROPERTIES, Timestamp, decode_properties, encode_properties
-from headrace.wire.http.amqp import plain
+from headrace.wire.http.amqp import as_json
 
 
 def payload_shape(body: bytes, *, base64_always: bool = False) -> tuple[str, str]:
@@ -40,7 +40,7 @@ def properties_shape(properties: bytes) -> Shape:
     if properties == NO_PROPERTIES:
         return {}
     try:
-        return {name: plain(value) for name, value in decode_properties(properties).items() if value is not None}
+        return {name: as_json(value) for name, value in decode_properties(properties).items() if value is not None}
     except CorruptProperties:
         return {}
 

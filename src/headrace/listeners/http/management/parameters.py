@@ -40,7 +40,7 @@ def query_of(request: Request) -> dict[str, str]:
         raise InvalidInput("too many parameters in the query") from None
 
 
-async def body_of(request: Request, bytes_max: int = BODY_BYTES_MAX, pieces_max: int = strict_json.PIECES_MAX) -> Shape:
+async def body_of(request: Request, bytes_max: int = BODY_BYTES_MAX, pieces_max: int = strict_json.VALUES_MAX) -> Shape:
     """A JSON object; nothing at all is an empty one. The content type is not looked at: tools send any."""
     data = await read_body(request, request.state.share, bytes_max, bytes_max)
     return await in_thread_if(len(data), _parse_object, data, pieces_max)
@@ -48,7 +48,7 @@ async def body_of(request: Request, bytes_max: int = BODY_BYTES_MAX, pieces_max:
 
 def refuse_too_many(data: Body, pieces_max: int) -> None:
     """Before it is decoded: a few kilobytes that unfold to empty lists would take gigabytes of memory."""
-    if strict_json.has_more_pieces(data, pieces_max):
+    if strict_json.has_more_values(data, pieces_max):
         raise InvalidInput(f"the body has too many values, over {pieces_max:,}")
 
 

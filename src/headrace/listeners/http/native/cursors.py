@@ -1,25 +1,21 @@
-"""Named cursors over HTTP: where a reader stands, its lag, and whether it holds retention back."""
+"""Named cursors: positions of a reader, its lag, and whether it keeps retention from deleting."""
 
 from itertools import groupby
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.streams.cursors import FOREVER
-from headrace.errors import InvalidInput, MalformedJson
+from headrace.errors import MalformedJson
+from headrace.listeners.http.native.types import Cursor, CursorChange, Cursors, NewCursorPosition
 from headrace.listeners.http.server.authorization import caller_of
 from headrace.listeners.http.server.context import HttpContext, json_answer
-from headrace.listeners.http.server.requests import OFFSET_MAX, Query, path_name, read_json
-from headrace.wire.http.messages import PARTITION_MAX, integer
-
-AGE_MS_MAX = 100 * 366 * 24 * 3600 * 1000
-FIELDS = ("topic", "partitions", "pin", "max_age_ms")
+from headrace.listeners.http.server.requests import Query, decode, path_name, read_json, refuse_unknown
 
 
 async def list_cursors(site: HttpContext, request: Request) -> Response:
     Query(request)
-    return json_answer({"cursors": [describe(site, name) for name in site.broker.cursors.names()]})
+    cursors: Cursors = {"cursors": [describe(site, name) for name in site.broker.cursors.names()]}
+    return json_answer(cursors)
 
 
 async def get_cursor(site: HttpContext, request: Request) -> Response:
@@ -28,25 +24,18 @@ async def get_cursor(site: HttpContext, request: Request) -> Response:
 
 
 async def put_cursor(site: HttpContext, request: Request) -> Response:
-    """Moves the cursor in one topic; durable when answered."""
+    """Moves the cursor in one topic; the move is durable when the response is sent."""
     Query(request)
     name = path_name(request, "cursor")
     fields = await read_json(request, request.state.share)
-    for field in fields:
-        if field not in FIELDS:
-            raise InvalidInput(f"no such field: {field[:80]!r}; there are {', '.join(FIELDS)}")
-    topic, pin = fields.get("topic"), fields.get("pin")
-    if type(topic) is not str:
-        raise MalformedJson("topic is a string")
-    if pin is not None and type(pin) is not bool:
-        raise MalformedJson("pin is true or false")
-    caller_of(request).read(topic)
-    if name in site.broker.cursors:  # pin and max_age_ms hold wherever it stands
+    refuse_unknown(fields, CursorChange)
+    change = decode(fields, CursorChange)
+    caller_of(request).read(change.topic)
+    if name in site.broker.cursors:  # pin and max_age_ms apply to all topics of the cursor
         check_read(site, request, name)
-    max_age_ms = integer(fields.get("max_age_ms"), "max_age_ms", least=FOREVER, most=AGE_MS_MAX)
-    offsets = _offsets(fields.get("partitions"))
-    stream = site.broker.streams.get(topic)
-    await site.broker.cursors.commit(name, stream, offsets, pin=pin, max_age_ms=max_age_ms)
+    offsets = _offsets(change.partitions)
+    stream = site.broker.streams.get(change.topic)
+    await site.broker.cursors.commit(name, stream, offsets, pin=change.pin, max_age_ms=change.max_age_ms)
     return json_answer(describe(site, name))
 
 
@@ -59,29 +48,21 @@ async def delete_cursor(site: HttpContext, request: Request) -> Response:
 
 
 def check_read(site: HttpContext, request: Request, name: str) -> None:
-    """Forbidden unless the caller may read every topic that the cursor stands in."""
+    """Forbidden unless the caller may read every topic in which the cursor has a position."""
     for topic in {position.stream.name for position in site.broker.cursors.positions(name)}:
         caller_of(request).read(topic)
 
 
-def _offsets(given: Any) -> dict[int, int]:
-    if type(given) is not list or not given:
-        raise MalformedJson('partitions is a list of {"partition", "offset"}')
+def _offsets(positions: list[NewCursorPosition]) -> dict[int, int]:
     offsets: dict[int, int] = {}
-    for entry in given:
-        if type(entry) is not dict or entry.keys() != {"partition", "offset"}:
-            raise MalformedJson('partitions is a list of {"partition", "offset"}')
-        partition = integer(entry["partition"], "partition", most=PARTITION_MAX)
-        offset = integer(entry["offset"], "offset", most=OFFSET_MAX)
-        if partition is None or offset is None:
-            raise MalformedJson("partition and offset are numbers")
-        if partition in offsets:
-            raise MalformedJson(f"partition {partition} is named twice")
-        offsets[partition] = offset
+    for position in positions:
+        if position.partition in offsets:
+            raise MalformedJson(f"partition {position.partition} is listed twice")
+        offsets[position.partition] = position.offset
     return offsets
 
 
-def describe(site: HttpContext, name: str) -> dict[str, Any]:
+def describe(site: HttpContext, name: str) -> Cursor:
     state = site.broker.cursors.get(name)
     positions = site.broker.cursors.positions(name)
     return {

@@ -1,20 +1,19 @@
-"""GET /topics/{topic}/stream: messages as server-sent events, from where the reader left off."""
+"""GET /topics/{topic}/stream: follows a topic as server-sent events, resuming after Last-Event-ID."""
 
 import asyncio
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from headrace.broker.streams.partition import Partition, Readable
 from headrace.broker.streams.streams import Stream
-from headrace.errors import HeadraceError, InvalidInput, NotAcceptable, OffsetOutOfRange, UnreadableBatch
+from headrace.errors import InvalidInput, NotAcceptable, OffsetOutOfRange, UnreadableBatch
 from headrace.listeners.http.native.read import start_of
 from headrace.listeners.http.native.topics import topic_of
-from headrace.listeners.http.server.authorization import Allowance
 from headrace.listeners.http.server.context import HttpContext
-from headrace.listeners.http.server.requests import Query, hung_up
+from headrace.listeners.http.server.event_stream import EventStreamResponse
+from headrace.listeners.http.server.requests import Query
 from headrace.wire.http import bodies, events, messages
 
 HEARTBEAT_S = 15.0
@@ -25,7 +24,7 @@ PAGE_BYTES = 256 * 1024
 async def stream(site: HttpContext, request: Request) -> Response:
     query = Query(request, "partition", "offset", "timestamp", "encoding", "last_event_id")
     if bodies.accepted(request.headers.get("accept"), (bodies.EVENTS,)) is None:
-        raise NotAcceptable(f"a stream comes as {bodies.EVENTS}")
+        raise NotAcceptable(f"this endpoint only produces {bodies.EVENTS}")
     topic = topic_of(site, request)
     number = query.integer("partition", most=messages.PARTITION_MAX)
     partitions = topic.partitions if number is None else [topic.partition(number)]
@@ -34,7 +33,7 @@ async def stream(site: HttpContext, request: Request) -> Response:
     if resume:
         positions = _resumed(topic, partitions, resume)
     elif len(partitions) > 1 and offset is not None and offset not in {"earliest", "latest"}:
-        raise InvalidInput("an offset belongs to one partition: say which, or use earliest, latest or timestamp")
+        raise InvalidInput("an offset needs a partition; for all partitions use earliest, latest or timestamp")
     else:
         positions = {p.number: await start_of(p, query) for p in partitions}
         for p in partitions:
@@ -45,7 +44,7 @@ async def stream(site: HttpContext, request: Request) -> Response:
 
 
 def _resumed(topic: Stream, partitions: list[Partition], resume: str) -> dict[int, int]:
-    """Partitions that the id does not name are new since then: they are read from their start."""
+    """Positions of the last event. Partitions it does not contain were added later and are read from their start."""
     given = events.parse_event_id(resume)
     for number, offset in given.items():
         partition = topic.partition(number)
@@ -54,8 +53,8 @@ def _resumed(topic: Stream, partitions: list[Partition], resume: str) -> dict[in
     return {p.number: given.get(p.number, p.start_offset) for p in partitions}
 
 
-class EventStream(Response):
-    """An answer that goes on until somebody hangs up. Holds one page of messages at a time."""
+class EventStream(EventStreamResponse):
+    """Follows a topic. Holds one page of messages in memory at a time."""
 
     def __init__(
         self,
@@ -68,39 +67,29 @@ class EventStream(Response):
         *,
         follow_all: bool,
     ) -> None:
-        super().__init__(None, 200, {"cache-control": "no-store"}, media_type=bodies.EVENTS)
-        del self.headers["content-length"]
-        self._site = site
-        self._allowance = Allowance(site, request)
+        super().__init__(site, request)
         self._topic = topic
         self._partitions = partitions
         self._positions = positions
         self._binary = binary
         self._follow_all = follow_all
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        if scope["method"] == "HEAD":
-            await send({"type": "http.response.body"})
-            return
-        gone = asyncio.ensure_future(hung_up(receive))
-        try:
-            # At once, so that the client knows that it is connected before the first message comes.
-            await self._send(send, events.HEARTBEAT)
-            while not (gone.done() or self._site.stopping.done() or self._topic.is_deleted):
-                self._allowance.check()
-                if not await self._send_page(send):
-                    await self._wait(send, gone)
-        except HeadraceError as error:
-            await self._send(send, self._notice("error", {"detail": str(error)}))
-        finally:
-            gone.cancel()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    @property
+    def is_over(self) -> bool:
+        return self._topic.is_deleted
 
-    async def _send_page(self, send: Send) -> bool:
-        """One page of every partition, so that a long backlog in one does not starve the others."""
+    async def send_events(self) -> None:
+        if not await self._send_pages():
+            await self._wait()
+
+    def last_event_id(self) -> str:
+        return events.event_id(self._positions)
+
+    async def _send_pages(self) -> bool:
+        """Sends one page of every partition, so that a backlog in one does not starve the others. False if none had
+        messages."""
         sent = False
-        if self._follow_all:  # partitions may have been added; a waiting reader sees them with the next event
+        if self._follow_all:  # includes partitions that were added; a waiting reader sees them after the next event
             for partition in self._topic.partitions[len(self._partitions) :]:
                 self._partitions.append(partition)
                 self._positions[partition.number] = partition.start_offset
@@ -109,8 +98,8 @@ class EventStream(Response):
                 continue
             data = await self._page(partition)
             if data:
-                await self._send(send, data)
-            await asyncio.sleep(0)  # a client that keeps up must not keep the loop to itself
+                await self.send(data)
+            await asyncio.sleep(0)  # a client that keeps up must not monopolise the event loop
             sent = True
         return sent
 
@@ -136,32 +125,25 @@ class EventStream(Response):
         return b"".join(lines)
 
     def _around(self, number: int) -> tuple[str, str]:
-        """What stands before and after one partition in the id of an event: the others do not move now."""
+        """Text before and after one partition in an event id; the other partitions do not move within a page."""
         at = list(self._positions).index(number)
         others = [f"{n}:{offset}" for n, offset in self._positions.items()]
         return "".join(f"{o}," for o in others[:at]), "".join(f",{o}" for o in others[at + 1 :])
 
     def _skip(self, number: int, start: int, end: int, reason: str) -> bytes:
-        """What cannot be had is said, not skipped in silence."""
+        """Skips messages that cannot be read, and reports them in a `gap` event."""
         self._positions[number] = end
-        return self._notice("gap", {"partition": number, "from": start, "to": end, "reason": reason})
+        gap = {"partition": number, "from": start, "to": end, "reason": reason}
+        return events.event(self.encode(gap), self.last_event_id(), "gap")
 
-    def _notice(self, name: str, content: dict[str, object]) -> bytes:
-        return events.event(msgspec.json.encode(content), events.event_id(self._positions), name)
-
-    async def _wait(self, send: Send, gone: "asyncio.Future[None]") -> None:
+    async def _wait(self) -> None:
         readable = Readable((p, self._positions[p.number]) for p in self._partitions)
         try:
-            done, _ = await asyncio.wait(
-                {readable.future, gone, self._site.stopping},
-                timeout=HEARTBEAT_S,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if not done:
-                await self._send(send, events.HEARTBEAT)
+            if not await self.wait_for(readable.future, HEARTBEAT_S):
+                await self.send(events.HEARTBEAT)
         finally:
             readable.cancel()
 
-    async def _send(self, send: Send, data: bytes) -> None:
+    async def send(self, data: bytes) -> None:
         self._site.stats.bytes_out += len(data)
-        await send({"type": "http.response.body", "body": data, "more_body": True})
+        await super().send(data)

@@ -1,4 +1,4 @@
-"""GET /topics/{topic}/messages: a page of messages, waiting for the first if asked to; and whole batches."""
+"""Reading: pages of messages (optionally waiting for the first), whole record batches, the last message of a key."""
 
 import asyncio
 from base64 import b64encode
@@ -12,10 +12,13 @@ from headrace.broker.streams.partition import Partition, Readable, when_loaded
 from headrace.broker.streams.read import Page
 from headrace.broker.streams.streams import Stream
 from headrace.errors import InvalidInput, NotAcceptable, SegmentGone, StreamNotFound
+from headrace.listeners.http.native.segments import partition_of
 from headrace.listeners.http.native.topics import topic_of
+from headrace.listeners.http.native.types import Page as PageBody
 from headrace.listeners.http.server.authorization import Allowance
 from headrace.listeners.http.server.context import Answer, HttpContext, json_answer
-from headrace.listeners.http.server.requests import BudgetShare, Gone, Query, hung_up
+from headrace.listeners.http.server.memory_budget import BudgetShare
+from headrace.listeners.http.server.requests import Gone, Query, hung_up
 from headrace.record.types import Record
 from headrace.wire.http import bodies, messages
 
@@ -33,9 +36,9 @@ async def read(site: HttpContext, request: Request) -> Response:
     media = _media(request, query)
     limit = query.integer("limit", least=1, most=LIMIT_MAX)
     if media == bodies.RAW and limit not in (None, 1):
-        raise InvalidInput("a raw answer is one message: leave limit out, or ask for JSON or NDJSON")
+        raise InvalidInput("a raw response contains one message: omit limit, or request JSON or NDJSON")
     limit = 1 if media == bodies.RAW else limit or LIMIT
-    bytes_max = bytes_wanted(site, query)
+    bytes_max = page_bytes(site, query)
     binary = query.choice("encoding", "text", "base64") == "base64"
     wait_s = min(query.seconds("wait"), site.config.read_wait_ms_max / 1000)
     offset = await start_of(partition, query)
@@ -52,7 +55,7 @@ async def read(site: HttpContext, request: Request) -> Response:
 
 
 async def last_of_key(site: HttpContext, request: Request) -> Response:
-    """The last message with a key: any bytes, percent-encoded."""
+    """The last message of a key, which is any bytes, percent-encoded."""
     query = Query(request, "encoding")
     binary = query.choice("encoding", "text", "base64") == "base64"
     key = unquote_to_bytes(request.path_params["key"])
@@ -64,20 +67,17 @@ async def last_of_key(site: HttpContext, request: Request) -> Response:
 
 
 async def batches(site: HttpContext, request: Request) -> Response:
-    """Whole record batches as they are stored. The first may begin before the offset asked for."""
+    """Whole record batches as they are stored. The first may begin before the requested offset."""
     query = Query(request, "offset", "timestamp", "max_bytes", "wait", "log", "segment", "generation")
     stream = topic_of(site, request)
-    text = request.path_params["partition"]
-    if not text.isdecimal() or len(text) > 10:
-        raise InvalidInput(f"a partition is a number, not {text[:80]!r}")
-    partition = stream.partition(int(text))
+    partition = partition_of(site, request)
     if query.integer("log") not in (None, partition.log_id):
         raise SegmentGone(f"topic {stream.name!r} was deleted and made anew: this is another log")
-    bytes_max = bytes_wanted(site, query)
+    bytes_max = page_bytes(site, query)
     wait_s = min(query.seconds("wait"), site.config.read_wait_ms_max / 1000)
     segment, generation = query.integer("segment"), query.integer("generation")
     if (segment is None) != (generation is None) or (segment is not None and "wait" in query):
-        raise InvalidInput("segment and generation go together, and without wait: a segment is as it was planned on")
+        raise InvalidInput("segment and generation must be given together, and without wait")
     offset = await start_of(partition, query)
     request.state.share.take(bytes_max)
     if segment is not None and generation is not None:
@@ -90,15 +90,15 @@ async def batches(site: HttpContext, request: Request) -> Response:
     return Answer(bytes(chunk.data), 200, {NEXT_OFFSET: str(chunk.next_offset)}, media_type=bodies.RAW)
 
 
-def bytes_wanted(site: HttpContext, query: Query) -> int:
+def page_bytes(site: HttpContext, query: Query) -> int:
     most = site.config.read_bytes_max
     return query.integer("max_bytes", least=1, most=most) or min(BYTES, most)
 
 
 async def start_of(partition: Partition, query: Query) -> int:
-    """The offset to read from: given, by time, or the first there is."""
+    """The offset to read from: the given one, that of the given time, or the partition's start."""
     if "offset" in query and "timestamp" in query:
-        raise InvalidInput("offset and timestamp say the same thing twice: give one of them")
+        raise InvalidInput("offset and timestamp exclude each other")
     word = query.text("offset")
     if word in {"earliest", "latest"}:
         return partition.start_offset if word == "earliest" else partition.stable_end
@@ -112,12 +112,12 @@ async def start_of(partition: Partition, query: Query) -> int:
 async def wait_for(
     site: HttpContext, request: Request, stream: Stream, wanted: list[tuple[Partition, int]], wait_s: float
 ) -> bool:
-    """True once there is something to read; False when the time is over or the broker stops.
+    """Waits until there is something to read; False after the timeout or when the broker stops.
 
-    Whoever waits holds no bytes, and keeps none from others: the share is taken again when there is something."""
+    While it waits, the request holds nothing of the memory budget."""
     readable, allowance = Readable(wanted), Allowance(site, request)
     share: BudgetShare = request.state.share
-    size = share.give_back()
+    size = share.release()
     gone = asyncio.ensure_future(hung_up(request.receive))
     try:
         await asyncio.wait({readable.future, gone, site.stopping}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
@@ -141,7 +141,7 @@ def _media(request: Request, query: Query) -> str:
         return FORMATS[chosen]
     media = bodies.accepted(request.headers.get("accept"), (bodies.JSON, bodies.NDJSON, bodies.RAW))
     if media is None:
-        raise NotAcceptable(f"messages come as {bodies.JSON}, {bodies.NDJSON} or {bodies.RAW}")
+        raise NotAcceptable(f"messages are available as {bodies.JSON}, {bodies.NDJSON} or {bodies.RAW}")
     return media
 
 
@@ -151,7 +151,8 @@ def _render(partition: int, page: Page, media: str, binary: bool) -> Answer:
         return _render_raw(partition, page.records[0], headers) if page.records else Answer(None, 204, headers)
     rendered = [messages.render(partition, record, binary=binary) for record in page.records]
     if media == bodies.JSON:
-        return json_answer({"messages": rendered, "next_offset": page.next_offset}, headers=headers)
+        content: PageBody = {"messages": rendered, "next_offset": page.next_offset}
+        return json_answer(content, headers=headers)
     lines = msgspec.json.Encoder().encode_lines(rendered)
     return Answer(lines, 200, headers, media_type=bodies.NDJSON)
 
@@ -162,7 +163,7 @@ def _render_raw(partition: int, record: Record, headers: dict[str, str]) -> Answ
         "headrace-offset": str(record.offset),
         "headrace-timestamp": str(record.timestamp),
     }
-    if record.key is not None:  # any bytes: only base64 is safe in a header
+    if record.key is not None:  # a key is any bytes, and only base64 is safe in a header
         headers["headrace-key-base64"] = b64encode(record.key).decode("ascii")
     if record.value is None:
         headers["headrace-tombstone"] = "true"

@@ -1,81 +1,78 @@
-"""Upkeep over HTTP, for `headrace log compact|recompress|tier`: the broker swaps what others have rewritten."""
-
-from typing import Any
+"""Maintenance of segments, for `headrace log compact`, `recompress` and `tier`: the broker swaps in rewritten files."""
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.broker.streams.partition import Partition
-from headrace.errors import Conflict, InvalidInput, MalformedJson
+from headrace.broker.upkeep.segments import Gain
+from headrace.errors import Conflict, InvalidInput
 from headrace.listeners.http.native.topics import topic_of
+from headrace.listeners.http.native.types import Compacted, SegmentArchive, SegmentReplacement, SegmentSizes
 from headrace.listeners.http.server.context import HttpContext, json_answer
-from headrace.listeners.http.server.requests import OFFSET_MAX, Query, read_json, whole_number
-from headrace.wire.http.messages import integer
+from headrace.listeners.http.server.requests import Query, decode, read_json, whole_number
 
 
 async def replace_segment(site: HttpContext, request: Request) -> Response:
-    """A staged file becomes the next generation of a sealed segment."""
+    """Replaces a sealed segment by an uploaded file, as its next generation."""
     Query(request)
-    partition, base = _partition(site, request), _base(request)
-    fields = await read_json(request, request.state.share)
-    generation = integer(fields.get("generation"), "generation", most=OFFSET_MAX)
-    if fields.keys() != {"generation", "staged"} or generation is None or type(fields["staged"]) is not str:
-        raise MalformedJson('a replacement is {"generation": 0, "staged": "..."}')
-    gain = await site.broker.segments.replace(partition, base, generation, fields["staged"])
-    return json_answer(gain._asdict())
+    partition, base = partition_of(site, request), _base(request)
+    wanted = decode(await read_json(request, request.state.share), SegmentReplacement)
+    generation = wanted.generation
+    gain = await site.broker.segments.replace(partition, base, generation, wanted.staged)
+    return json_answer(_sizes(gain))
 
 
 async def archive_segment(site: HttpContext, request: Request) -> Response:
-    """The Parquet file written for a sealed segment takes its place."""
+    """Replaces a sealed segment by the Parquet file that was written for it."""
     Query(request)
-    partition, base = _partition(site, request), _base(request)
-    fields = await read_json(request, request.state.share)
-    generation = integer(fields.get("generation"), "generation", most=OFFSET_MAX)
-    if fields.keys() != {"generation"} or generation is None:
-        raise MalformedJson('what is to be archived is {"generation": 0}')
+    partition, base = partition_of(site, request), _base(request)
+    generation = decode(await read_json(request, request.state.share), SegmentArchive).generation
     gain = await site.broker.segments.archive(partition, base, generation)
-    return json_answer(gain._asdict())
+    return json_answer(_sizes(gain))
 
 
 async def compact(site: HttpContext, request: Request) -> Response:
-    """The latest record of each key stays, in the sealed segments of every partition."""
+    """Keeps only the latest record of each key in the sealed segments of every partition."""
     Query(request)
     stream = topic_of(site, request)
     if stream.kind == "queue":
-        raise Conflict(f"{stream.name!r} is a queue: its messages stay until they are settled, not by key")
+        raise Conflict(f"{stream.name!r} is a queue: compaction would delete messages that are not acknowledged")
     gains = [await site.broker.segments.compact(partition) for partition in stream.partitions]
-    return json_answer({"partitions": [{"partition": n, **gain._asdict()} for n, gain in enumerate(gains)]})
+    compacted: Compacted = {"partitions": [{"partition": n, **_sizes(gain)} for n, gain in enumerate(gains)]}
+    return json_answer(compacted)
 
 
 async def delete_records(site: HttpContext, request: Request) -> Response:
-    """Everything before an offset goes; the offset is the partition's new start."""
+    """Deletes all records before an offset, which becomes the partition's start offset."""
     query = Query(request, "before")
     before = query.integer("before")
     if before is None:
-        raise InvalidInput("before says up to which offset records go")
-    partition = _partition(site, request)
+        raise InvalidInput("the query parameter before is required: records before this offset are deleted")
+    partition = partition_of(site, request)
     await site.broker.segments.delete_before(partition, before)
     return Response(status_code=204)
+
+
+def _sizes(gain: Gain) -> SegmentSizes:
+    return {
+        "bytes_before": gain.bytes_before,
+        "bytes_after": gain.bytes_after,
+        "records_before": gain.records_before,
+        "records_after": gain.records_after,
+    }
 
 
 def _base(request: Request) -> int:
     text = str(request.path_params["segment"])
     base = whole_number(text)
     if base is None:
-        raise InvalidInput(f"a segment is named by its first offset, not {text[:80]!r}")
+        raise InvalidInput(f"the segment in the path must be its first offset, not {text[:80]!r}")
     return base
 
 
-def _partition(site: HttpContext, request: Request) -> Partition:
+def partition_of(site: HttpContext, request: Request) -> Partition:
+    """The partition that the path names."""
     text = request.path_params["partition"]
     if not text.isdecimal() or len(text) > 10:
-        raise InvalidInput(f"a partition is a number, not {text[:80]!r}")
+        raise InvalidInput(f"the partition in the path must be a number, not {text[:80]!r}")
     return topic_of(site, request).partition(int(text))
-
-
-GAIN: dict[str, Any] = {
-    "bytes_before": {"type": "integer"},
-    "bytes_after": {"type": "integer"},
-    "records_before": {"type": "integer"},
-    "records_after": {"type": "integer"},
-}

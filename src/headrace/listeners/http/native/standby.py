@@ -1,4 +1,4 @@
-"""What standbys ask for: the stream of changes of the data folder, and to be heard. See docs/standby.md."""
+"""Standbys: the stream of changes to the data folder, and the standbys' confirmations. See docs/standby.md."""
 
 import asyncio
 from typing import Any
@@ -8,27 +8,19 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.broker.standbys import FORMAT, Follower, RetainedChange
-from headrace.errors import HeadraceError, InvalidInput, MalformedJson
+from headrace.errors import HeadraceError, InvalidInput
 from headrace.listeners.common.addresses import source_of
-from headrace.listeners.http.server.authorization import Allowance, follows, goes_on
+from headrace.listeners.http.native.types import STANDBY_NAME_CHARS_MAX, StandbyHello, StandbyPosition
+from headrace.listeners.http.server.authorization import Allowance, follows, keep_checking
 from headrace.listeners.http.server.context import HttpContext, json_answer
-from headrace.listeners.http.server.requests import (
-    OFFSET_MAX,
-    Budget,
-    BudgetShare,
-    Query,
-    hung_up,
-    path_name,
-    read_json,
-)
+from headrace.listeners.http.server.memory_budget import Budget, BudgetShare
+from headrace.listeners.http.server.requests import Query, decode, hung_up, path_name, read_json
 from headrace.version import __version__
-from headrace.wire.http.messages import integer
 
 MEDIA = "application/vnd.headrace.changes"
 HEARTBEAT_S = 2.0
-LAST_S = 0.3
-KEPT_BYTES_MAX = 64 << 20
-NAME_CHARS_MAX = 100
+LAST_CHANGES_S = 0.3  # how long a stopping broker waits for the last changes
+HELLO_BYTES_MAX = 64 << 20
 
 
 async def list_standbys(site: HttpContext, request: Request) -> Response:
@@ -37,53 +29,48 @@ async def list_standbys(site: HttpContext, request: Request) -> Response:
 
 
 async def follow(site: HttpContext, request: Request) -> Response:
-    """The data folder and everything that changes in it, for as long as somebody takes it."""
+    """Streams the data folder and every change to it until the standby disconnects."""
     Query(request)
-    fields = await read_json(request, _share(), KEPT_BYTES_MAX)
-    if fields.keys() != {"name", "copy", "format", "kept"}:
-        raise MalformedJson('a standby says {"name": "it", "copy": "id", "format": 1, "kept": {"path": [size, crc]}}')
-    name, copy, kept = fields["name"], fields["copy"], fields["kept"]
-    if type(name) is not str or not 0 < len(name) <= NAME_CHARS_MAX or not name.isprintable():
-        raise InvalidInput(f"the name of a standby has 1 to {NAME_CHARS_MAX} characters")
-    if type(copy) is not str or not 0 < len(copy) <= NAME_CHARS_MAX:
-        raise InvalidInput(f"the id of a copy has 1 to {NAME_CHARS_MAX} characters")
-    if fields["format"] != FORMAT:
-        raise InvalidInput(f"this broker sends format {FORMAT} of the stream: it and its standbys run one version")
-    if type(kept) is not dict:
-        raise MalformedJson("kept is an object of paths")
+    fields = await read_json(request, _own_budget(), HELLO_BYTES_MAX)
+    _check_names(fields)
+    hello = decode(fields, StandbyHello)
+    if hello.format != FORMAT:
+        raise InvalidInput(
+            f"this broker sends format {FORMAT} of the change stream: a leader and its standbys must run one version"
+        )
     folder = await asyncio.get_running_loop().run_in_executor(None, site.broker.standbys.folder_id)
     client = request.client
     address = source_of(client.host if client else None)
-    known = {path: _kept(facts) for path, facts in kept.items()}
-    follower = site.broker.standbys.attach(name, address, copy, known)
-    goes_on(site, follows, request)
+    kept = {path: RetainedChange(size, crc) for path, (size, crc) in hello.kept.items()}
+    follower = site.broker.standbys.attach(hello.name, address, hello.copy, kept)
+    keep_checking(site, follows, request)
     return Changes(site, request, follower, folder)
 
 
-def _share() -> BudgetShare:
-    """Not of the room that all requests have: those who wait for standbys may hold all of it until one is heard."""
-    return BudgetShare(Budget(KEPT_BYTES_MAX), "")
+def _own_budget() -> BudgetShare:
+    """Not of the listener's budget: publishers that wait for a standby's confirmation may hold all of that."""
+    return BudgetShare(Budget(HELLO_BYTES_MAX), "")
 
 
-def _kept(facts: Any) -> RetainedChange:
-    if type(facts) is not list or len(facts) != 2:
-        raise MalformedJson("what a standby has of a file is its size and its checksum")
-    size, crc = (integer(fact, "kept", most=OFFSET_MAX) for fact in facts)
-    return RetainedChange(size or 0, crc or 0)
+def _check_names(fields: dict[str, Any]) -> None:
+    name, copy = fields.get("name", "-"), fields.get("copy", "-")
+    if type(name) is not str or not 0 < len(name) <= STANDBY_NAME_CHARS_MAX or not name.isprintable():
+        raise InvalidInput(f"the name of a standby must have 1 to {STANDBY_NAME_CHARS_MAX} printable characters")
+    if type(copy) is not str or not 0 < len(copy) <= STANDBY_NAME_CHARS_MAX:
+        raise InvalidInput(f"the id of a copy must have 1 to {STANDBY_NAME_CHARS_MAX} characters")
 
 
 async def confirm(site: HttpContext, request: Request) -> Response:
-    """How far a standby is: 0 while it copies. Also how the broker knows that it is there."""
+    """Confirms changes up to a position, 0 while the standby copies. Also the standby's sign of life."""
     Query(request)
-    fields = await read_json(request, _share())
-    if fields.keys() != {"position"}:
-        raise MalformedJson('a standby says {"position": 1}')
-    position = integer(fields["position"], "position", most=OFFSET_MAX)
-    site.broker.standbys.confirm(path_name(request, "standby"), position or 0)
-    return json_answer({"position": position or 0})
+    confirmed = decode(await read_json(request, _own_budget()), StandbyPosition)
+    site.broker.standbys.confirm(path_name(request, "standby"), confirmed.position)
+    return json_answer(confirmed)
 
 
 class Changes(Response):
+    """The change stream of one standby."""
+
     def __init__(self, site: HttpContext, request: Request, follower: Follower, folder: str) -> None:
         super().__init__(None, 200, {"cache-control": "no-store"}, media_type=MEDIA)
         del self.headers["content-length"]
@@ -92,14 +79,14 @@ class Changes(Response):
         self._allowance = Allowance(site, request)
         self._follower = follower
         self._hello = follower.hello(__version__, folder=folder, waits=site.broker.standbys.wanted > 0)
-        self._reason = "it has hung up"
+        self._reason = "it disconnected"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.ensure_future(hung_up(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await self._send(send, self._hello)
-            await self._go_on(send, gone)
+            await self._send_changes(send, gone)
         except HeadraceError as error:
             self._reason = str(error)
         finally:
@@ -107,15 +94,15 @@ class Changes(Response):
             self._standbys.leave(self._follower, self._reason)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _go_on(self, send: Send, gone: "asyncio.Future[None]") -> None:
+    async def _send_changes(self, send: Send, gone: "asyncio.Future[None]") -> None:
         feed, loop = self._follower.feed, asyncio.get_running_loop()
         while not gone.done():
             self._allowance.check()
             if feed.lost is not None or self._standbys.is_silent(self._follower):
-                self._reason = feed.lost or "it has not been heard of for too long"
+                self._reason = feed.lost or "it has not confirmed anything for too long"
                 return
             if self._site.stopping.done() and feed.is_copying:
-                self._reason = "the broker stops"
+                self._reason = "the broker is stopping"
                 return
             data = feed.take()
             if data:
@@ -129,12 +116,12 @@ class Changes(Response):
                 if data:
                     await self._send(send, data)
             elif not data and not await self._wait(send, gone):
-                self._reason = "the broker stops"
+                self._reason = "the broker is stopping"
                 return
 
     async def _wait(self, send: Send, gone: "asyncio.Future[None]") -> bool:
-        """For something to send. False when nothing comes any more, as the broker stops: not before other requests
-        have had a moment to end, so that whoever stops a leader and takes over with its standby loses nothing."""
+        """Waits for changes to send. False when the broker is stopping and no more changes come: other requests get a
+        moment to finish first, so that a planned switch to the standby loses nothing."""
         news, is_stopping = self._follower.news, self._site.stopping.done()
         news.clear()
         if not self._follower.feed.wait():
@@ -142,7 +129,7 @@ class Changes(Response):
         waiting = asyncio.ensure_future(news.wait())
         wanted: set[asyncio.Future[Any]] = {waiting, gone} if is_stopping else {waiting, gone, self._site.stopping}
         try:
-            timeout_s = LAST_S if is_stopping else HEARTBEAT_S
+            timeout_s = LAST_CHANGES_S if is_stopping else HEARTBEAT_S
             done, _ = await asyncio.wait(wanted, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiting.cancel()
@@ -153,4 +140,4 @@ class Changes(Response):
     async def _send(self, send: Send, data: bytes) -> None:
         self._site.stats.bytes_out += len(data)
         await send({"type": "http.response.body", "body": data, "more_body": True})
-        await asyncio.sleep(0)  # a standby that keeps up must not keep the loop to itself
+        await asyncio.sleep(0)  # a standby that keeps up must not monopolise the event loop

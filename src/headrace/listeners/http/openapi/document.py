@@ -1,49 +1,54 @@
-"""GET /openapi.json: the interface, described for programs. Tests hold it against routes and answers."""
-
-import sys
-from typing import Any
+"""GET /openapi.json: the OpenAPI document of the native HTTP API. Tests compare it with routes and responses."""
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.config import Config
+from headrace.listeners.http.native import types
 from headrace.listeners.http.native.read import BYTES, LIMIT, LIMIT_MAX
-from headrace.listeners.http.openapi import pipelines, standby
-from headrace.listeners.http.openapi.schemas import (
-    ENCODING_NAME,
-    INT32,
-    INT64,
+from headrace.listeners.http.openapi import bulk, standby
+from headrace.listeners.http.openapi.operations import (
+    BINARY,
+    ENCODING,
+    FROM_OFFSET,
+    FROM_TIME,
+    NAME,
+    NAME_OF_255,
+    NO_CONTENT,
+    OFFSET,
+    PARTITION,
+    PARTITION_IN_PATH,
     TEXT,
     TIMESTAMP,
-    Schema,
-    array,
-    record,
-    ref,
-    schemas,
+    TOPIC,
+    WRITING,
+    Description,
+    body,
+    content,
+    in_path,
+    in_query,
+    ok,
+    operation,
+    response,
 )
+from headrace.listeners.http.openapi.schemas import Schema, component_schemas, ref
 from headrace.listeners.http.server.context import HttpContext, json_answer
 from headrace.listeners.http.server.requests import Query
 from headrace.version import __version__
-from headrace.wire.http.bodies import EVENTS, JSON, NDJSON, PROBLEM, RAW
+from headrace.wire.http.bodies import EVENTS, JSON, NDJSON, RAW
+from headrace.wire.http.messages import Message, ReadMessage
 
-REFUSALS = {
-    400: "Something in the request makes no sense; the detail says what.",
-    401: "Users exist, and the request does not say who sends it, or says it wrongly.",
-    403: "The user has no right to this, or the request comes from a page of another site.",
-    404: "There is no such topic, partition, cursor or address.",
-    406: "The answer does not come in the form asked for.",
-    408: "The request came too slowly.",
-    409: "It contradicts what is there.",
-    413: "The body, or a message in it, is too large.",
-    415: "The content type or content encoding is not understood.",
-    416: "The offset is outside what the partition holds; start and end say what it holds.",
-    429: "Too much is on its way, or too many logins from there failed; Retry-After says when to come back. "
-    "Nothing of the request was kept.",
-    503: "Messages are not taken: the disk is full (with Retry-After) or has failed, or the broker stops. Or an index "
-    "is behind (with Retry-After).",
-}
-EVERYWHERE = (400, 401, 403, 408, 429)
-WRITING = (413, 415, 429, 503)
+CURSOR = in_path("cursor", NAME_OF_255, "Name of the cursor, at most 255 bytes.")
+KEY = in_path("key", NAME, "The key: any bytes, percent-encoded.")
+WAIT = in_query(
+    "wait",
+    {"type": "string", "pattern": r"^[0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m)?$"},
+    "How long to wait for the first message: seconds, or with a unit (500ms). At most read_wait_max.",
+)
+LOG = in_query("log", OFFSET, "Log id from planning; 404 if the topic was deleted and created again since then.")
+SEGMENT = in_query("segment", OFFSET, "First offset of a segment: read only this one. Requires generation.")
+GENERATION = in_query("generation", OFFSET, "Generation of the segment, as a lease returned it.")
+NEXT_OFFSET: Description = {"description": "The offset to read next.", "schema": OFFSET}
 
 
 async def serve(site: HttpContext, request: Request) -> Response:
@@ -51,356 +56,233 @@ async def serve(site: HttpContext, request: Request) -> Response:
     return json_answer(document(site.config))
 
 
-def document(config: Config) -> dict[str, Any]:
+def document(config: Config) -> Description:
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Headrace",
             "version": __version__,
-            "description": "Publish, read and follow messages; look after topics and cursors. An answer to a "
+            "description": "Publish, read and follow messages; manage topics and cursors. A successful response to a "
             "publish means that the messages are on stable storage.",
             "license": {"name": "Apache 2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths(config),
-        # {}: while guest is the only user, nobody is asked.
+        # {}: authentication is off while guest with its default password is the only user.
         "security": [{"basic": []}, {}],
         "components": {
-            "schemas": {**schemas(), **pipelines.schemas(), **standby.schemas()},
+            "schemas": component_schemas(),
             "securitySchemes": {"basic": {"type": "http", "scheme": "basic"}},
         },
     }
 
 
-def content(schema: Schema, media: str = JSON) -> dict[str, Any]:
-    return {media: {"schema": schema}}
-
-
-def answers(good: dict[int, dict[str, Any]], *refusals: int) -> dict[str, Any]:
-    found: dict[str, Any] = {str(status): answer for status, answer in good.items()}
-    for status in sorted({*EVERYWHERE, *refusals}):
-        if str(status) not in found:
-            found[str(status)] = {
-                "description": REFUSALS[status],
-                "content": content(ref("Problem"), PROBLEM),
-            }
-    return found
-
-
-def json_of(schema: Schema, description: str, **headers: Schema) -> dict[str, Any]:
-    answer: dict[str, Any] = {"description": description, "content": content(schema)}
-    if headers:
-        answer["headers"] = {name: {"schema": schema} for name, schema in headers.items()}
-    return answer
-
-
-def in_path(name: str, schema: Schema, description: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "schema": schema, "description": description}
-
-
-def in_query(name: str, schema: Schema, description: str) -> dict[str, Any]:
-    return {"name": name, "in": "query", "schema": schema, "description": description}
-
-
-TOPIC = in_path("topic", {"type": "string", "minLength": 1}, "Name of the topic, percent-encoded.")
-CURSOR = in_path(
-    "cursor", {"type": "string", "minLength": 1, "maxLength": 255}, "Name of the cursor, at most 255 bytes."
-)
-KEY = in_path("key", {"type": "string", "minLength": 1}, "The key: any bytes, percent-encoded.")
-OFFSET = in_query(
-    "offset",
-    {"anyOf": [INT64, {"enum": ["earliest", "latest"]}]},
-    "First offset to read; the default is the earliest there is. Not together with timestamp.",
-)
-SINCE = in_query("timestamp", TIMESTAMP, "Read from the first message at or after this time, in ms since 1970.")
-TEXT_FORM = in_query("encoding", ENCODING_NAME, "base64: every key, value and header value as base64.")
-WAIT = in_query(
-    "wait",
-    {"type": "string", "pattern": r"^[0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m)?$"},
-    "How long to wait when there is nothing yet: seconds, or with a unit (500ms). Capped by read_wait_max.",
-)
-LOG = in_query("log", INT64, "The log that was planned on: 404 when the topic was deleted and made anew since then.")
-SEGMENT = in_query("segment", INT64, "First offset of a segment: read that one alone. Together with generation.")
-GENERATION = in_query("generation", INT64, "The generation of the segment that was planned on, as a lease answered it.")
-NEXT_OFFSET: Schema = {"description": "The offset to go on from.", "schema": INT64}
-
-
-def paths(config: Config) -> dict[str, Any]:
+def paths(config: Config) -> Description:
     max_bytes = in_query(
         "max_bytes",
         {"type": "integer", "minimum": 1, "maximum": config.read_bytes_max},
-        f"About how many bytes of messages to answer with; {min(BYTES, config.read_bytes_max):,} if not "
-        "said. A larger single message still comes.",
+        f"Approximate size of the response; default: {min(BYTES, config.read_bytes_max):,}. A larger single message is "
+        "still returned.",
     )
     return {
-        "/health": {"get": _health("Whether the broker takes messages")},
-        "/health/ready": {"get": _health("The same, for orchestrators")},
-        "/health/live": {
-            "get": {
-                "operationId": "live",
-                "summary": "Whether the broker is there at all",
-                "responses": answers({200: json_of(ref("Live"), "It is.")}),
-            }
-        },
-        "/status": {
-            "get": {
-                "operationId": "status",
-                "summary": "What runs, since when, with which settings, and what the last start found",
-                "responses": answers({200: json_of(ref("Status"), "The status.")}),
-            }
-        },
-        "/metrics": {"get": _metrics("metrics", "Counters of the broker, for Prometheus")},
-        "/metrics/detailed": {"get": _metrics("metricsDetailed", "Counters per partition and cursor")},
-        "/openapi.json": {
-            "get": {
-                "operationId": "openapi",
-                "summary": "This document",
-                "responses": answers({200: json_of({"type": "object"}, "This document.")}),
-            }
-        },
-        "/topics": _topics(),
-        "/topics/{topic}": _topic(),
-        "/topics/{topic}/offsets": {
-            "parameters": [TOPIC],
-            "get": {
-                "operationId": "offsets",
-                "summary": "First offset, and first offset not yet durable, of every partition",
-                "responses": answers({200: json_of(ref("Offsets"), "The offsets.")}, 404),
-            },
-        },
+        **_status(),
+        **_topics(),
         "/topics/{topic}/messages": {"parameters": [TOPIC], "post": _publish(), "get": _read(max_bytes)},
         "/topics/{topic}/keys/{key}": {"parameters": [TOPIC, KEY], "get": _last_of_key()},
         "/topics/{topic}/stream": {"parameters": [TOPIC], "get": _stream()},
         "/topics/{topic}/partitions/{partition}/batches": {
-            "parameters": [TOPIC, in_path("partition", INT32, "Number of the partition.")],
+            "parameters": [TOPIC, PARTITION_IN_PATH],
             "get": _batches(max_bytes),
         },
-        "/cursors": {
-            "get": {
-                "operationId": "listCursors",
-                "summary": "Every cursor with its lag",
-                "responses": answers({200: json_of(record({"cursors": array(ref("Cursor"))}), "The cursors.")}),
-            }
-        },
-        "/cursors/{cursor}": _cursor(),
-        **pipelines.paths(sys.modules[__name__]),
-        **standby.paths(sys.modules[__name__]),
+        **_cursors(),
+        **bulk.paths(),
+        **standby.paths(),
     }
 
 
-def _health(summary: str) -> dict[str, Any]:
+def _status() -> Description:
+    accepts = {
+        200: response(ref(types.Health), "The broker accepts messages."),
+        503: response(ref(types.Health), "The broker does not accept messages, for the given reason."),
+    }
+    prometheus = {200: {"description": "Prometheus text format.", "content": content(TEXT, "text/plain")}}
+    openapi = {200: response({"type": "object"}, "This document.")}
     return {
-        "operationId": "health" if "takes" in summary else "ready",
-        "summary": summary,
-        "responses": answers(
-            {
-                200: json_of(ref("Health"), "It does."),
-                503: json_of(ref("Health"), "It does not; the reason says why."),
-            }
-        ),
+        "/health": {"get": operation("health", "Check whether the broker accepts messages", accepts)},
+        "/health/ready": {"get": operation("ready", "Readiness probe, the same as /health", accepts)},
+        "/health/live": {"get": operation("live", "Liveness probe", ok(types.Live, "The process responds."))},
+        "/status": {
+            "get": operation("status", "Get version, settings and the last recovery", ok(types.Status, "Status."))
+        },
+        "/metrics": {"get": operation("metrics", "Metrics of the broker, for Prometheus", prometheus)},
+        "/metrics/detailed": {"get": operation("metricsDetailed", "Metrics per partition and cursor", prometheus)},
+        "/openapi.json": {"get": operation("openapi", "This document", openapi)},
     }
 
 
-def _metrics(name: str, summary: str) -> dict[str, Any]:
+def _topics() -> Description:
+    created = response(ref(types.Topic), "Created, durably.", Location=TEXT)
     return {
-        "operationId": name,
-        "summary": summary,
-        "responses": answers(
-            {200: {"description": "Prometheus' text format.", "content": content(TEXT, "text/plain")}}
-        ),
-    }
-
-
-def _topics() -> dict[str, Any]:
-    return {
-        "get": {
-            "operationId": "listTopics",
-            "summary": "Every topic, by name",
-            "responses": answers({200: json_of(record({"topics": array(ref("Summary"))}), "The topics.")}),
+        "/topics": {
+            "get": operation("listTopics", "List all topics, by name", ok(types.Topics, "Topics.")),
+            "post": operation(
+                "createTopic", "Create a topic", {201: created}, 409, *WRITING, requestBody=body(ref(types.NewTopic))
+            ),
         },
-        "post": {
-            "operationId": "createTopic",
-            "summary": "Create a topic",
-            "requestBody": {"required": True, "content": content(ref("NewTopic"))},
-            "responses": answers({201: json_of(ref("Topic"), "Created, durably.", Location=TEXT)}, 409, *WRITING),
+        "/topics/{topic}": {
+            "parameters": [TOPIC],
+            "get": operation("describeTopic", "Get settings and sizes of a topic", ok(types.Topic, "The topic."), 404),
+            "patch": operation(
+                "configureTopic",
+                "Change settings (null restores the broker's default) or add partitions",
+                ok(types.Topic, "Changed, durably."),
+                404,
+                409,
+                *WRITING,
+                requestBody=body(ref(types.TopicChange)),
+            ),
+            "delete": operation("deleteTopic", "Delete a topic and its messages", NO_CONTENT, 404, 503),
         },
-    }
-
-
-def _topic() -> dict[str, Any]:
-    return {
-        "parameters": [TOPIC],
-        "get": {
-            "operationId": "describeTopic",
-            "summary": "One topic with its settings and sizes",
-            "responses": answers({200: json_of(ref("Topic"), "The topic.")}, 404),
-        },
-        "patch": {
-            "operationId": "configureTopic",
-            "summary": "Change settings (null takes one back to the broker's) or add partitions",
-            "requestBody": {"required": True, "content": content(ref("TopicChange"))},
-            "responses": answers({200: json_of(ref("Topic"), "Changed, durably.")}, 404, 409, *WRITING),
-        },
-        "delete": {
-            "operationId": "deleteTopic",
-            "summary": "Delete a topic and its messages",
-            "responses": answers({204: {"description": "Gone, durably."}}, 404, 503),
+        "/topics/{topic}/offsets": {
+            "parameters": [TOPIC],
+            "get": operation(
+                "offsets", "Get start offset and durable end of every partition", ok(types.Offsets, "Offsets."), 404
+            ),
         },
     }
 
 
-def _publish() -> dict[str, Any]:
-    only_raw = "Of a raw message only."
-    return {
-        "operationId": "publish",
-        "summary": "Publish one message (raw or JSON) or many (a JSON array or NDJSON)",
-        "description": "Answered after the messages are on stable storage: all of them, or none. An unknown "
-        "topic is created, unless that is switched off. For a raw message every header "
-        "`Headrace-Header-NAME` becomes the message's header `name`. The body may be compressed "
-        "(Content-Encoding gzip, deflate or zstd).",
-        "parameters": [
+def _publish() -> Description:
+    only_raw = "Only for raw messages."
+    return operation(
+        "publish",
+        "Publish one message (raw or JSON) or many (a JSON array or NDJSON)",
+        ok(types.Published, "Stored, in the order of the request."),
+        404,
+        *WRITING,
+        description="Responds after the messages are on stable storage: all of them, or none. An unknown topic is "
+        "created, unless auto_create_topics is off. For a raw message, every header `Headrace-Header-NAME` becomes the "
+        "message's header `name`. The body may be compressed (Content-Encoding gzip, deflate or zstd).",
+        parameters=[
             in_query("key", TEXT, only_raw),
-            in_query("partition", INT32, only_raw),
+            in_query("partition", PARTITION, only_raw),
             in_query("timestamp", TIMESTAMP, only_raw),
         ],
-        "requestBody": {
+        requestBody={
             "required": True,
             "content": {
-                JSON: {"schema": {"anyOf": [ref("Message"), array(ref("Message"), minItems=1)]}},
+                JSON: {"schema": {"anyOf": [ref(Message), {"type": "array", "items": ref(Message), "minItems": 1}]}},
                 NDJSON: {"schema": {"type": "string", "description": "One Message per line."}},
-                RAW: {"schema": {"type": "string", "format": "binary"}},
+                RAW: {"schema": BINARY},
                 "text/plain": {"schema": TEXT},
             },
         },
-        "responses": answers({200: json_of(ref("Published"), "Stored, in the order sent.")}, 404, *WRITING),
-    }
+    )
 
 
-def _read(max_bytes: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "operationId": "read",
-        "summary": "Read messages from an offset or a time on",
-        "parameters": [
-            in_query("partition", INT32, "Needed when the topic has more than one."),
-            OFFSET,
-            SINCE,
+def _read(max_bytes: Description) -> Description:
+    def only_raw(schema: Schema) -> Description:
+        return {"description": "Only in raw responses.", "schema": schema}
+
+    return operation(
+        "read",
+        "Read messages from an offset or a time",
+        {
+            200: {
+                "description": "Messages. A raw response is the value of one message; headers hold the rest.",
+                "headers": {
+                    "Headrace-Next-Offset": NEXT_OFFSET,
+                    "Headrace-Offset": only_raw(OFFSET),
+                    "Headrace-Partition": only_raw(PARTITION),
+                    "Headrace-Timestamp": only_raw({"type": "integer"}),
+                    "Headrace-Key-Base64": only_raw(TEXT),
+                    "Headrace-Tombstone": only_raw({"enum": ["true"]}),
+                },
+                "content": {JSON: {"schema": ref(types.Page)}, NDJSON: {"schema": TEXT}, RAW: {"schema": BINARY}},
+            },
+            204: {
+                "description": "Only for raw responses: there is no message yet.",
+                "headers": {"Headrace-Next-Offset": NEXT_OFFSET},
+            },
+        },
+        *(404, 406, 416, 429, 503),
+        parameters=[
+            in_query("partition", PARTITION, "Required if the topic has more than one partition."),
+            FROM_OFFSET,
+            FROM_TIME,
             in_query(
                 "limit",
                 {"type": "integer", "minimum": 1, "maximum": LIMIT_MAX},
-                f"At most this many; {LIMIT:,} if not said. A raw answer is always one.",
+                f"Maximum number of messages; default: {LIMIT:,}. A raw response has one.",
             ),
             max_bytes,
             WAIT,
-            in_query("format", {"enum": ["json", "ndjson", "raw"]}, "Instead of the Accept header."),
-            TEXT_FORM,
+            in_query("format", {"enum": ["json", "ndjson", "raw"]}, "Overrides the Accept header."),
+            ENCODING,
         ],
-        "responses": answers(
-            {
-                200: {
-                    "description": "The messages. Raw: the value of one message, the rest in headers.",
-                    "headers": {
-                        "Headrace-Next-Offset": NEXT_OFFSET,
-                        "Headrace-Offset": {"description": "Raw only.", "schema": INT64},
-                        "Headrace-Partition": {"description": "Raw only.", "schema": INT32},
-                        "Headrace-Timestamp": {"description": "Raw only.", "schema": {"type": "integer"}},
-                        "Headrace-Key-Base64": {"description": "Raw only.", "schema": TEXT},
-                        "Headrace-Tombstone": {"description": "Raw only.", "schema": {"enum": ["true"]}},
-                    },
-                    "content": {
-                        JSON: {"schema": ref("Page")},
-                        NDJSON: {"schema": TEXT},
-                        RAW: {"schema": {"type": "string", "format": "binary"}},
-                    },
-                },
-                204: {
-                    "description": "Raw only: there is no message yet.",
-                    "headers": {"Headrace-Next-Offset": NEXT_OFFSET},
-                },
-            },
-            404,
-            406,
-            416,
-            429,
-            503,
-        ),
-    }
+    )
 
 
-def _last_of_key() -> dict[str, Any]:
-    return {
-        "operationId": "lastOfKey",
-        "summary": "The last message of a key, of a topic with key_index",
-        "parameters": [TEXT_FORM],
-        "responses": answers({200: json_of(ref("ReadMessage"), "The message.")}, 404, 409, 503),
-    }
+def _last_of_key() -> Description:
+    return operation(
+        "lastOfKey",
+        "Get the last message of a key, from a topic with key_index",
+        ok(ReadMessage, "The message."),
+        *(404, 409, 503),
+        parameters=[ENCODING],
+    )
 
 
-def _stream() -> dict[str, Any]:
-    return {
-        "operationId": "stream",
-        "summary": "Follow a topic as server-sent events",
-        "description": "Each event is a ReadMessage; its id carries the next offset of every partition, and "
-        "goes on from there when it comes back as Last-Event-ID. An event named `gap` says what "
-        "could not be had. A comment comes every 15 seconds.",
-        "parameters": [
-            in_query("partition", INT32, "Only this one; all if not said."),
-            OFFSET,
-            SINCE,
-            TEXT_FORM,
+def _stream() -> Description:
+    positions = {"type": "string", "pattern": r"^[0-9]{1,10}:[0-9]{1,19}(,[0-9]{1,10}:[0-9]{1,19})*$"}
+    return operation(
+        "stream",
+        "Follow a topic as server-sent events",
+        {200: {"description": "Events.", "content": content(TEXT, EVENTS)}},
+        *(404, 406, 416, 503),
+        description="Each event is a ReadMessage. Its id contains the next offset of every partition; a client that "
+        "sends it back as Last-Event-ID resumes there. An event named `gap` reports messages that could not be read. A "
+        "comment is sent every 15 seconds as a heartbeat.",
+        parameters=[
+            in_query("partition", PARTITION, "Follow only this partition; default: all."),
+            FROM_OFFSET,
+            FROM_TIME,
+            ENCODING,
             in_query("last_event_id", TEXT, "Instead of the header, for clients that cannot set one."),
-            {
-                "name": "Last-Event-ID",
-                "in": "header",
-                "schema": {
-                    "type": "string",
-                    "pattern": r"^[0-9]{1,10}:[0-9]{1,19}(,[0-9]{1,10}:[0-9]{1,19})*$",
-                },
-            },
+            {"name": "Last-Event-ID", "in": "header", "schema": positions},
         ],
-        "responses": answers(
-            {200: {"description": "The events.", "content": content(TEXT, EVENTS)}}, 404, 406, 416, 503
-        ),
-    }
+    )
 
 
-def _batches(max_bytes: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "operationId": "batches",
-        "summary": "Read whole record batches (Kafka's format, version 2) as they are stored",
-        "description": "The first batch may begin before the offset asked for.",
-        "parameters": [OFFSET, SINCE, max_bytes, WAIT, LOG, SEGMENT, GENERATION],
-        "responses": answers(
-            {
-                200: {
-                    "description": "Batches, one after the other; nothing at the end of the partition.",
-                    "headers": {"Headrace-Next-Offset": NEXT_OFFSET},
-                    "content": content({"type": "string", "format": "binary"}, RAW),
-                }
-            },
-            404,
-            416,
-            429,
-            503,
-        ),
-    }
-
-
-def _cursor() -> dict[str, Any]:
-    return {
-        "parameters": [CURSOR],
-        "get": {
-            "operationId": "getCursor",
-            "summary": "Where a cursor stands",
-            "responses": answers({200: json_of(ref("Cursor"), "The cursor.")}, 404),
+def _batches(max_bytes: Description) -> Description:
+    return operation(
+        "batches",
+        "Read whole record batches (Kafka's format, version 2) as they are stored",
+        {
+            200: {
+                "description": "Consecutive batches; empty at the end of the partition.",
+                "headers": {"Headrace-Next-Offset": NEXT_OFFSET},
+                "content": content(BINARY, RAW),
+            }
         },
-        "put": {
-            "operationId": "putCursor",
-            "summary": "Move a cursor, or make it",
-            "requestBody": {"required": True, "content": content(ref("CursorChange"))},
-            "responses": answers({200: json_of(ref("Cursor"), "Moved, durably.")}, 404, 409, 416, *WRITING),
-        },
-        "delete": {
-            "operationId": "deleteCursor",
-            "summary": "Delete a cursor and its hold on retention",
-            "responses": answers({204: {"description": "Gone, durably."}}, 404, 503),
+        *(404, 416, 429, 503),
+        description="The first batch may begin before the requested offset.",
+        parameters=[FROM_OFFSET, FROM_TIME, max_bytes, WAIT, LOG, SEGMENT, GENERATION],
+    )
+
+
+def _cursors() -> Description:
+    return {
+        "/cursors": {"get": operation("listCursors", "List all cursors with their lag", ok(types.Cursors, "Cursors."))},
+        "/cursors/{cursor}": {
+            "parameters": [CURSOR],
+            "get": operation("getCursor", "Get the positions of a cursor", ok(types.Cursor, "The cursor."), 404),
+            "put": operation(
+                "putCursor",
+                "Move a cursor, creating it if needed",
+                ok(types.Cursor, "Moved, durably."),
+                *(404, 409, 416, *WRITING),
+                requestBody=body(ref(types.CursorChange)),
+            ),
+            "delete": operation("deleteCursor", "Delete a cursor and its pin on retention", NO_CONTENT, 404, 503),
         },
     }

@@ -65,7 +65,7 @@ class _Body(msgspec.Struct):
 
 
 def _query(request: Request) -> Query:
-    return Query(request, takes_all=True)
+    return Query(request, ignore_unknown=True)
 
 
 def _is(query: Query, name: str) -> bool:

@@ -10,7 +10,8 @@ from starlette.routing import Route, Router
 from headrace.broker.vhosts.vhosts import DEFAULT
 from headrace.listeners.http.server.authentication import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER, Caller
 from headrace.listeners.http.server.context import PIECE_BYTES, Answer, HttpContext, Pieces
-from headrace.listeners.http.server.requests import BudgetShare, path_name
+from headrace.listeners.http.server.memory_budget import BudgetShare
+from headrace.listeners.http.server.requests import path_name
 
 Need = Callable[[Caller, Request], None]
 Handler = Callable[[HttpContext, Request], Awaitable[Response]]
@@ -178,7 +179,7 @@ def _again(site: HttpContext, need: Need, asks_always: bool, request: Request) -
         request.scope["state"]["caller"] = admit(site, need, request)
 
 
-def goes_on(site: HttpContext, need: Need, request: Request) -> None:
+def keep_checking(site: HttpContext, need: Need, request: Request) -> None:
     """For an answer to anything but GET that goes on, and so needs an Allowance."""
     request.scope["state"]["still_allowed"] = functools.partial(_again, site, need, True, request)
 

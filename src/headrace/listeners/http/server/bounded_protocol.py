@@ -1,11 +1,13 @@
-"""uvicorn's HTTP protocol with bounds: on the head of a request, on patience, and on what follows a refusal.
+"""uvicorn's HTTP protocol with limits on request heads and timeouts for slow clients.
 
-What uvicorn leaves open: a head without end, a client that sends a byte a minute, one that never reads its
-answer, and a refusal that is lost because the connection closes on bytes still coming in.
+uvicorn accepts endless heads, waits forever for clients that send a byte a minute or never read their response, and
+loses an early error response by closing the connection while the request is still arriving. This subclass overrides
+private members of `HttpToolsProtocol` to prevent that; tests/listeners/http/test_uvicorn.py fails when they change.
 """
 
 import asyncio
 import contextlib
+import enum
 import fcntl
 import functools
 import logging
@@ -31,34 +33,50 @@ logger = logging.getLogger("headrace.http")
 URL_BYTES_MAX = 8 * 1024
 HEAD_BYTES_MAX = 32 * 1024
 HEADERS_MAX = 100
-PIPELINE_MAX = 16  # requests that wait for the answer before theirs while more are read
-RESERVED = 8  # connections over the limit, for standbys alone: those who have all the others may wait for one
-FOR_STANDBYS = b"/standby/"
-FRAMING = (b"content-length", b"transfer-encoding")
+PIPELINE_MAX = 16  # pipelined requests that may wait for an earlier response before reading pauses
+RESERVED = 8  # connections above the limit, only for standbys: all others may be publishers that wait for one
+STANDBY_PATHS = b"/standby/"
+FRAMING_HEADERS = (b"content-length", b"transfer-encoding")
 
-HEAD_PATIENCE_S = 10.0  # for a whole head, from its first byte or from the connect
-BODY_PATIENCE_S = 30.0  # in which at least BODY_BYTES_MIN must come
+HEAD_TIMEOUT_S = 10.0  # for a whole head, from its first byte or from the connect
+BODY_TIMEOUT_S = 30.0  # in which at least BODY_BYTES_MIN must arrive
 BODY_BYTES_MIN = 30 * 1024
-BODY_PART_MIN = 20  # and this part of what has come so far: whoever keeps much from others goes on sending much
-WRITE_PATIENCE_S = 60.0  # in which a client must take at least WRITE_BYTES_MIN of what waits for it
+BODY_PART_MIN = 20  # and one part in 20 of the bytes so far: a client that holds much memory must keep sending
+WRITE_TIMEOUT_S = 60.0  # in which a client must read at least WRITE_BYTES_MIN of its response
 WRITE_BYTES_MIN = 30 * 1024
-DISCARD_BYTES_MAX = 64 * 1024  # of a body that nobody wants are read to keep the connection
-LINGER_S = 2.0  # how long a refused body is read and thrown away, so that the client sees the refusal
+DISCARD_BYTES_MAX = 64 * 1024  # an unread body up to this size is discarded to keep the connection open
+LINGER_S = 2.0  # how long the rest of a refused request is discarded, so that the client sees the response
 KEEP_ALIVE_S = 75
 SWEEP_INTERVAL_S = 1.0
 
 
-class Patience(NamedTuple):
-    """The timeouts of a connection in seconds; tests make them short."""
+class Timeouts(NamedTuple):
+    """Timeouts of a connection in seconds; tests shorten them."""
 
-    head: float = HEAD_PATIENCE_S
-    body: float = BODY_PATIENCE_S
-    write: float = WRITE_PATIENCE_S
+    head: float = HEAD_TIMEOUT_S
+    body: float = BODY_TIMEOUT_S
+    write: float = WRITE_TIMEOUT_S
     linger: float = LINGER_S
 
 
+class Reading(enum.Enum):
+    """The part of a request that the connection reads next."""
+
+    IDLE = enum.auto()  # between requests
+    HEAD = enum.auto()
+    BODY = enum.auto()
+    DISCARDING = enum.auto()  # final: the response is sent, and the rest of the request is thrown away
+
+
+class Progress(NamedTuple):
+    """Bytes at the time of the last check, to detect transfers that are too slow."""
+
+    at: float
+    bytes: int
+
+
 class Refused(Exception):
-    """Ends the parsing of a request that will not be answered by the application."""
+    """Stops parsing: the connection itself sends the error response."""
 
     def __init__(self, status: int, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -69,15 +87,17 @@ TOO_MANY = (503, "too_many_connections", "too many connections; try again in a m
 
 
 class ConnectionLimits(NamedTuple):
+    """Limits and statistics that all connections share."""
+
     connections_max: int
     stats: ListenerStats
-    # Those that are over the limit, until it is known that they are no standbys; who came first is first.
+    # Connections over the limit, oldest first, until their first request shows whether they are standbys.
     reserve: "dict[BoundedHttp, None]"
-    patience: Patience = Patience()
+    timeouts: Timeouts = Timeouts()
 
 
-class _PoliteTransport:
-    """Stands between a response and its transport: closing waits for a request that is still coming in."""
+class _LingeringTransport:
+    """The transport as a response sees it: closing waits for a request that is still arriving."""
 
     __slots__ = ("_protocol", "is_closing", "write")
 
@@ -87,68 +107,73 @@ class _PoliteTransport:
         self.is_closing = transport.is_closing
 
     def close(self) -> None:
-        self._protocol.close_politely()
+        self._protocol.close_after_request()
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection. `check` is called about once a second by the listener for every connection there is."""
+    """One HTTP connection. The listener calls `check` about once a second to enforce the timeouts."""
 
     limits: ConnectionLimits
 
     def __init__(
-        self, config: UvicornConfig, server_state: ServerState, limits: ConnectionLimits, crowd: PerSourceLimit[Any]
+        self, config: UvicornConfig, server_state: ServerState, limits: ConnectionLimits, sources: PerSourceLimit[Any]
     ) -> None:
         super().__init__(config, server_state, {}, asyncio.get_running_loop())
         self.limits = limits
-        self._crowd = crowd
+        self._sources = sources
         self._source: str | None = None
-        self._head_bytes = 0  # as they came in
-        self._headers_bytes = 0  # as parsed
-        self._in_head = False
-        self._body_follows = False  # behind the head of an upgrade
-        self._refusal: Refused | None = None
-        self._head_since: float | None = None
-        self._body_mark: tuple[float, int] | None = None  # when the body was last judged, bytes until then
+        self._reading = Reading.IDLE
+        self._head_since: float | None = None  # start of the head timeout
+        self._head_bytes = 0  # received
+        self._headers_bytes = 0  # parsed
+        self._body_follows_upgrade = False  # the head asked for an upgrade, and a body follows it
         self._body_bytes = 0
-        self._write_mark: tuple[float, int] | None = None  # when it was last judged, bytes that waited for it then
-        self._linger_until: float | None = None
+        self._body_progress = Progress(0.0, 0)
+        self._unread: Progress | None = None  # response bytes that the client has not read, while writing is paused
+        self._discard_until = 0.0
+        self._refusal: Refused | None = None
         self._keep_alive = True
+        self._client_sent_eof = False
+        self._app_awaits_disconnect = False  # the application only waits for the client to disconnect
         self._task: asyncio.Task[None] | None = None
-        self._has_said_all = False  # the client closed its side
-        self._only_waits = False  # the application, for the client to hang up
-        self._answering: RequestResponseCycle | None = None  # `cycle` is the last one that came, and may wait behind it
+        # The cycle that the application works on; uvicorn's `cycle` is the latest, which may be queued behind it.
+        self._answering: RequestResponseCycle | None = None
 
-    # The life of a connection.
+    # Connection events
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._polite = _PoliteTransport(self, transport)
+        self._lingering = _LingeringTransport(self, transport)
         self._head_since = self.loop.time()
         host = self.client[0] if self.client else None
         reserve = self.limits.reserve
         is_too_many = len(self.connections) - len(reserve) > self.limits.connections_max
-        if not is_loopback(host):  # who is here is all of one address, and so is who comes through a proxy here
+        if not is_loopback(host):  # local clients, and all clients behind a local proxy, share one address
             self._source = source_of(host)
-            # The newcomer hears of it: one that is here already may be in the midst of a request.
-            is_too_many |= self._crowd.enter(self._source, self) is not None
+            # Refuse the new connection, not the oldest of its source, which may be in the middle of a request.
+            is_too_many |= self._sources.enter(self._source, self) is not None
         if is_too_many:
             self._take_reserved_place()
 
     def _take_reserved_place(self) -> None:
-        """Its first head says whether it is one of those that the places are for. A standby's comes at once: one that
-        has kept us waiting for longest makes room."""
+        """Admits a connection over the limit until its first head shows whether it is a standby. A standby sends its
+        head at once: when all reserved places are taken, the connection that has been silent for longest is closed."""
         reserve = self.limits.reserve
         if len(reserve) >= RESERVED:
-            leaving = next((one for one in reserve if one.is_unknown), self)
-            leaving._answer(*TOO_MANY)
-            if leaving is self:
+            evicted = next((one for one in reserve if one.is_silent), self)
+            evicted._respond(*TOO_MANY)
+            if evicted is self:
                 return
         reserve[self] = None
 
     @property
-    def is_unknown(self) -> bool:
-        """It has not said yet what it wants."""
+    def is_silent(self) -> bool:
+        """No request head has arrived yet."""
         return self.cycle is None
+
+    @property
+    def is_reading_head(self) -> bool:
+        return self._reading is Reading.HEAD
 
     def connection_lost(self, exc: Exception | None) -> None:
         answering = self._answering
@@ -156,19 +181,20 @@ class BoundedHttp(HttpToolsProtocol):
             answering.disconnected = True
             answering.message_event.set()
         if self._source is not None:
-            self._crowd.leave(self._source, self)
+            self._sources.leave(self._source, self)
         self.limits.reserve.pop(self, None)
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Whoever has said all may still wait for an answer (nc -N does), and gets it if the request is whole. Of one
-        that waits for something to happen it is taken for hanging up, which looks the same. TLS has no such thing."""
+        """Keeps the connection for the response if the client has sent a whole request and only closed its writing side
+        (as nc -N does). If the application only waits for something to happen, EOF counts as a disconnect, which looks
+        the same. TLS connections cannot be half-closed."""
         answering = self._answering
-        if self.scheme == "https" or answering is None or answering.response_complete or self._only_waits:
+        if self.scheme == "https" or answering is None or answering.response_complete or self._app_awaits_disconnect:
             return False
-        if self._linger_until is not None or self.cycle.more_body:
+        if self._reading is Reading.DISCARDING or self.cycle.more_body:
             return False
-        self._has_said_all = True
+        self._client_sent_eof = True
         self.cycle.keep_alive = self._keep_alive = False
         return True
 
@@ -178,35 +204,35 @@ class BoundedHttp(HttpToolsProtocol):
     async def _receive(self, cycle: RequestResponseCycle, receive: Receive) -> Any:
         if cycle.more_body or cycle.message_event.is_set():
             return await receive()
-        if self._has_said_all:
+        if self._client_sent_eof:
             self.transport.close()
-        self._only_waits = True
+        self._app_awaits_disconnect = True
         try:
             return await receive()
         finally:
-            self._only_waits = False
+            self._app_awaits_disconnect = False
 
     def data_received(self, data: bytes) -> None:
-        if self._linger_until is not None or self.parser is None:
+        if self._reading is Reading.DISCARDING or self.parser is None:
             return
         self._unset_keepalive_if_required()
         is_answering = self._answering is not None and not self._answering.response_complete
-        if self._head_since is None and self._body_mark is None and not is_answering:  # then an empty line is no head
+        if self._head_since is None and self._reading is Reading.IDLE and not is_answering:
             self._head_since = self.loop.time()
-        if self._in_head:
+        if self._reading is Reading.HEAD:
             self._head_bytes += len(data)
         try:
             self._parse(data)
-            if self._in_head and self._head_bytes > URL_BYTES_MAX + HEAD_BYTES_MAX:
-                raise Refused(431, "headers_too_large", f"the head is over {HEAD_BYTES_MAX:,} bytes")
+            if self.is_reading_head and self._head_bytes > URL_BYTES_MAX + HEAD_BYTES_MAX:
+                raise Refused(431, "headers_too_large", f"the request head exceeds {HEAD_BYTES_MAX:,} bytes")
         except Refused as refusal:
             self._refuse(refusal)
         except httptools.HttpParserError:
-            self._refuse(self._refusal or Refused(400, "malformed_request", "this is not a well-formed HTTP request"))
+            self._refuse(self._refusal or Refused(400, "malformed_request", "malformed HTTP request"))
 
     def _parse(self, data: bytes) -> None:
-        """Nobody upgrades here: the request is answered as plain HTTP. The parser takes all behind its head for another
-        protocol, the body too, so that a new one goes on there."""
+        """Feeds the parser. Upgrades are not supported: such a request is answered as plain HTTP. After its head the
+        parser stops, expecting another protocol, so a new parser continues with the body."""
         while True:
             try:
                 self.parser.feed_data(data)
@@ -214,98 +240,100 @@ class BoundedHttp(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as upgrade:
                 data = data[upgrade.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
-                with contextlib.suppress(AttributeError):  # as uvicorn's own; older parsers need none
+                with contextlib.suppress(AttributeError):  # like uvicorn; older versions of httptools do not have it
                     self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-                if self._body_follows:
+                if self._body_follows_upgrade:
                     self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(self._framing()))
-                    self._body_follows = False
+                    self._body_follows_upgrade = False
 
     def _framing(self) -> list[bytes]:
-        """The headers that say where the body ends."""
-        return [b"%b: %b\r\n" % pair for pair in self.headers if pair[0] in FRAMING]
+        """The headers that determine where the body ends."""
+        return [b"%b: %b\r\n" % pair for pair in self.headers if pair[0] in FRAMING_HEADERS]
 
     def _refuse(self, refusal: Refused) -> None:
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
-            self._answer(refusal.status, refusal.code, refusal.detail)
+            self._respond(refusal.status, refusal.code, refusal.detail)
             return
-        # The application is at work on a request whose rest is no good: what it would answer is void.
+        # The application is handling a request whose rest is malformed: its response is void.
         cycle.disconnected = True
         cycle.message_event.set()
         if self._task is not None:
             self._task.cancel()
         if self.pipeline or cycle.response_started:
-            # An answer may be half written: a second one in the middle of it would be taken for its body.
+            # A response may be half written: a second one in the middle would be taken for its body.
             self.transport.close()
         else:
-            self._answer(refusal.status, refusal.code, refusal.detail)
+            self._respond(refusal.status, refusal.code, refusal.detail)
 
-    def _answer(self, status: int, code: str, detail: str) -> None:
+    def _respond(self, status: int, code: str, detail: str) -> None:
         self.transport.write(refusal(status, code, detail))
-        self._linger()
+        self._discard_rest()
 
-    def close_politely(self) -> None:
+    def close_after_request(self) -> None:
+        """Closes the connection, after discarding the rest of a request that is still arriving."""
         if self.cycle is not None and self.cycle.more_body and not self.transport.is_closing():
-            self._linger()
+            self._discard_rest()
         else:
             self.transport.close()
 
-    def _linger(self) -> None:
-        """Say that we are done, and go on reading for a moment: a close on unread bytes resets the
-        connection, and the client would see the reset instead of the answer."""
+    def _discard_rest(self) -> None:
+        """Closes the writing side and keeps reading for a moment: closing with unread bytes would reset the connection,
+        and the client would see the reset instead of the response."""
         self.limits.reserve.pop(self, None)
-        if self._linger_until is None:
-            self._linger_until = self.loop.time() + self.limits.patience.linger
+        if self._reading is not Reading.DISCARDING:
+            self._reading = Reading.DISCARDING
+            self._discard_until = self.loop.time() + self.limits.timeouts.linger
             self.flow.resume_reading()
             if self.transport.can_write_eof():
                 self.transport.write_eof()
 
     def check(self, now: float) -> None:
-        """Ends a connection that has used up somebody's patience."""
-        patience = self.limits.patience
-        if self._linger_until is not None:
-            if now >= self._linger_until:
+        """Ends the connection if a timeout has expired."""
+        timeouts = self.limits.timeouts
+        if self._reading is Reading.DISCARDING:
+            if now >= self._discard_until:
                 self.transport.close()
-        elif self._write_mark is not None and now - self._write_mark[0] > patience.write:
-            self._judge_reader(now, self._write_mark[1])
+        elif self._unread is not None and now - self._unread.at > timeouts.write:
+            self._check_client_reads(now, self._unread)
         elif self._head_since is not None:
-            if now - self._head_since > patience.head:
-                if self._in_head:
-                    self._refuse(Refused(408, "slow_request", "the head of the request took too long"))
+            if now - self._head_since > timeouts.head:
+                if self._reading is Reading.HEAD:
+                    self._refuse(Refused(408, "slow_request", "the request head took too long to arrive"))
                 else:
                     self.transport.close()
-        elif self._body_mark is not None:
-            self._judge_body(now, *self._body_mark)
+        elif self._reading is Reading.BODY:
+            self._check_body(now, self._body_progress)
 
-    def _judge_body(self, now: float, since: float, bytes_then: int) -> None:
-        if self.flow.read_paused:  # we are the slow ones
-            self._body_mark = (now, self._body_bytes)
-        elif now - since > self.limits.patience.body:
-            if self._body_bytes - bytes_then >= max(BODY_BYTES_MIN, bytes_then // BODY_PART_MIN):
-                self._body_mark = (now, self._body_bytes)
+    def _check_body(self, now: float, last: Progress) -> None:
+        if self.flow.read_paused:  # the broker is slow, not the client
+            self._body_progress = Progress(now, self._body_bytes)
+        elif now - last.at > self.limits.timeouts.body:
+            if self._body_bytes - last.bytes >= max(BODY_BYTES_MIN, last.bytes // BODY_PART_MIN):
+                self._body_progress = Progress(now, self._body_bytes)
                 return
-            self._refuse(Refused(408, "slow_request", "the body of the request came too slowly"))
+            self._refuse(Refused(408, "slow_request", "the request body arrived too slowly"))
 
-    def _judge_reader(self, now: float, bytes_then: int) -> None:
-        """Nothing more is written before it has taken enough of this, so what waits only gets less."""
-        waiting = self._waiting_bytes()
-        if bytes_then - waiting >= WRITE_BYTES_MIN:
-            self._write_mark = (now, waiting)
+    def _check_client_reads(self, now: float, last: Progress) -> None:
+        """While writing is paused nothing is added, so the number of unread bytes only falls."""
+        unread = self._unread_bytes()
+        if last.bytes - unread >= WRITE_BYTES_MIN:
+            self._unread = Progress(now, unread)
         else:
             self.transport.abort()
 
-    def _waiting_bytes(self) -> int:
-        """Here and in the kernel, which takes more from us only when a good part of its own has left."""
+    def _unread_bytes(self) -> int:
+        """Unread bytes in the transport and in the kernel, which accepts more only after sending a good part."""
         waiting, sock = self.transport.get_write_buffer_size(), self.transport.get_extra_info("socket")
         with contextlib.suppress(OSError, ValueError):  # it may be closed
             waiting += struct.unpack("i", fcntl.ioctl(sock.fileno() if sock else -1, termios.TIOCOUTQ, bytes(4)))[0]
         return waiting
 
-    # As a holder of memory, see listeners/common/backpressure.py.
+    # Memory pressure, see listeners/common/backpressure.py
 
     @property
     def buffered_bytes(self) -> int:
-        """Of answers. What a request has brought is counted, and bounded, by the budget of the site."""
+        """Buffered response bytes. Request bodies are bounded by the memory budget of the listener."""
         return int(self.transport.get_write_buffer_size())
 
     def abort_for(self, reason: str) -> None:
@@ -314,71 +342,70 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.abort()
 
     def pause_writing(self) -> None:
-        self._write_mark = (self.loop.time(), self._waiting_bytes())
+        self._unread = Progress(self.loop.time(), self._unread_bytes())
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        self._write_mark = None
+        self._unread = None
         super().resume_writing()
 
-    # What the parser finds.
+    # Parser callbacks
 
     def on_message_begin(self) -> None:
-        if self._body_follows:
+        if self._body_follows_upgrade:
             return
         super().on_message_begin()
         self._unset_keepalive_if_required()
-        self._in_head = True
+        self._reading = Reading.HEAD
         self._head_bytes = self._headers_bytes = 0
-        if self._head_since is None:  # in the same breath as the request before
+        if self._head_since is None:  # pipelined: it arrived together with the previous request
             self._head_since = self.loop.time()
 
     def on_url(self, url: bytes) -> None:
-        if self._body_follows:
+        if self._body_follows_upgrade:
             return
         super().on_url(url)
         if len(self.url) > URL_BYTES_MAX:
-            self._stop(Refused(414, "url_too_long", f"the URL is over {URL_BYTES_MAX:,} bytes"))
+            self._stop(Refused(414, "url_too_long", f"the URL exceeds {URL_BYTES_MAX:,} bytes"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._body_follows:
+        if self._body_follows_upgrade:
             return
         super().on_header(name, value)
         self._headers_bytes += len(name) + len(value) + 4
         if len(self.headers) > HEADERS_MAX:
-            self._stop(Refused(431, "headers_too_large", f"more than {HEADERS_MAX} headers"))
+            self._stop(Refused(431, "headers_too_large", f"the request has more than {HEADERS_MAX} headers"))
         if self._headers_bytes > HEAD_BYTES_MAX:
-            self._stop(Refused(431, "headers_too_large", f"the headers are over {HEAD_BYTES_MAX:,} bytes"))
+            self._stop(Refused(431, "headers_too_large", f"the headers exceed {HEAD_BYTES_MAX:,} bytes"))
 
     def _stop(self, refusal: Refused) -> None:
-        self._refusal = refusal  # the parser wraps what a callback raises
+        self._refusal = refusal  # the parser replaces the exception of a callback by its own
         raise refusal
 
     def on_headers_complete(self) -> None:
-        if self._body_follows:
+        if self._body_follows_upgrade:
             return
-        if self in self.limits.reserve and not self.url.startswith(FOR_STANDBYS):
+        if self in self.limits.reserve and not self.url.startswith(STANDBY_PATHS):
             self._stop(Refused(*TOO_MANY))
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
-            self._stop(Refused(400, "malformed_request", "a request has one Host header"))
+            self._stop(Refused(400, "malformed_request", "a request must have exactly one Host header"))
         if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self.headers):
-            self._stop(Refused(400, "malformed_request", "the only transfer encoding is chunked"))
-        self._in_head = False
+            self._stop(Refused(400, "malformed_request", "the only supported transfer encoding is chunked"))
+        self._reading = Reading.BODY
         self._head_since = None
         self._body_bytes = 0
-        self._body_mark = (self.loop.time(), 0)
+        self._body_progress = Progress(self.loop.time(), 0)
         super().on_headers_complete()
         if self.pipeline and len(self.pipeline) < PIPELINE_MAX:
-            self.flow.resume_reading()  # who does not read does not see that the client hung up
+            self.flow.resume_reading()  # without reading, a disconnect goes unnoticed
         cycle = self.cycle
-        cycle.transport = self._polite  # type: ignore[assignment]
+        cycle.transport = self._lingering  # type: ignore[assignment]
         self._keep_alive = cycle.keep_alive
-        if self._expects_much():
-            # Whoever answers before such a body is here does not read the rest of it: the connection ends
-            # with the answer, and says so.
+        if self._expects_large_body():
+            # A response sent before such a body has arrived ends the connection, since the rest is not read.
             cycle.keep_alive = False
-        self._body_follows = self.parser.should_upgrade() and bool(self._framing())
+        self._body_follows_upgrade = self.parser.should_upgrade() and bool(self._framing())
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
@@ -386,12 +413,12 @@ class BoundedHttp(HttpToolsProtocol):
         self._task.add_done_callback(self.tasks.discard)
         self.tasks.add(self._task)
 
-    def _expects_much(self) -> bool:
-        if self.expect_100_continue:  # whoever is refused does not send it: what follows must not be taken for it
+    def _expects_large_body(self) -> bool:
+        if self.expect_100_continue:  # a refused client sends no body, so what follows must not be parsed as one
             return True
         for name, value in self.headers:
             if name == b"content-length":
-                return int(value) > DISCARD_BYTES_MAX  # the parser has made sure that it is a number
+                return int(value) > DISCARD_BYTES_MAX  # the parser accepts only numbers
             if name == b"transfer-encoding":
                 return True
         return False
@@ -401,12 +428,12 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._body_follows:
+        if self._body_follows_upgrade:
             return
-        self._body_mark = None
+        self._reading = Reading.IDLE
         self.cycle.keep_alive = self._keep_alive
         super().on_message_complete()
-        if self.cycle.response_complete:  # before the body was here, whose coming ended the wait for the next request
+        if self.cycle.response_complete:  # sent before the body arrived, which then cancelled the keep-alive timer
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -416,11 +443,11 @@ class BoundedHttp(HttpToolsProtocol):
         super().shutdown()
 
     def send_400_response(self, msg: str) -> None:
-        raise AssertionError("answered by _refuse")
+        raise AssertionError("_refuse responds instead")
 
 
 def refusal(status: int, code: str, detail: str) -> bytes:
-    """By the connection itself, in the same shape as the application's."""
+    """A problem response sent by the connection itself, in the form of the application's."""
     body = msgspec.json.encode(
         {"type": "about:blank", "title": STATUS_LINE[status][13:-2].decode(), "status": status}
         | {"code": code, "detail": detail}
@@ -429,13 +456,13 @@ def refusal(status: int, code: str, detail: str) -> bytes:
         STATUS_LINE[status],
         PROBLEM.encode(),
         len(body),
-        b"retry-after: 1\r\n" if status == 503 else b"",  # without it a 503 means a failed disk
+        b"retry-after: 1\r\n" if status == 503 else b"",  # a 503 without Retry-After means that the disk has failed
         body,
     )
 
 
 def serve_config(app: Any) -> UvicornConfig:
-    """uvicorn's settings for an application in a loop that somebody else runs."""
+    """uvicorn's configuration for an application in an event loop that is already running."""
     config = UvicornConfig(
         app,
         http=BoundedHttp,
@@ -443,7 +470,7 @@ def serve_config(app: Any) -> UvicornConfig:
         lifespan="off",
         interface="asgi3",
         loop="none",
-        workers=1,  # not from the environment: WEB_CONCURRENCY is meant for somebody else
+        workers=1,  # ignores WEB_CONCURRENCY, which is meant for other programs
         log_config=None,
         access_log=False,
         proxy_headers=False,

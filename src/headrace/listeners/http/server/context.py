@@ -13,7 +13,7 @@ from headrace.broker.metrics.counters import ListenerStats
 from headrace.config import Config
 from headrace.listeners.http.management.rates import Rates
 from headrace.listeners.http.server.authentication import HttpGate
-from headrace.listeners.http.server.requests import Budget
+from headrace.listeners.http.server.memory_budget import Budget
 from headrace.wire.http.bodies import JSON
 
 PIECE_BYTES = 256 * 1024

@@ -1,14 +1,15 @@
-"""Every error as an answer: status, a code that programs can rely on, and a sentence for people.
+"""Maps every error to a problem response (RFC 9457): status, a stable code for programs, and a sentence for people.
 
-The codes are part of the interface: they may be added to, never changed.
+Codes are part of the API: new ones may be added, existing ones never change.
 """
 
 import logging
 import math
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
+from msgspec import Meta
 from starlette.responses import Response
 
 from headrace import errors
@@ -16,13 +17,14 @@ from headrace.broker.streams.key_index import KeyNotFound
 from headrace.config import InvalidSetting
 from headrace.listeners.http.server.authentication import Forbidden, NotAuthorised, TooManyFailures
 from headrace.wire.http.bodies import PROBLEM
+from headrace.wire.http.messages import Offset, PartitionNumber
 
 logger = logging.getLogger("headrace.http")
 
 DISK_FULL_RETRY_S = 5
 CHALLENGE = 'Basic realm="Headrace", charset="UTF-8"'
 
-# Most specific first: the first class that fits decides.
+# Most specific first: the first class that matches decides.
 PROBLEMS: tuple[tuple[type[Exception], int, str], ...] = (
     (NotAuthorised, 401, "not_authorised"),
     (Forbidden, 403, "forbidden"),
@@ -59,7 +61,7 @@ PROBLEMS: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.StorageError, 503, "storage_error"),
 )
 CODES = (*dict.fromkeys(code for _, _, code in PROBLEMS), "method_not_allowed", "internal_error")
-# Refused by the connection before a request exists (protocol.py).
+# Sent by the connection before a request exists (bounded_protocol.py).
 CONNECTION_CODES = (
     "headers_too_large",
     "malformed_request",
@@ -68,6 +70,22 @@ CONNECTION_CODES = (
     "url_too_long",
 )
 FACTS = ("offset", "start", "end", "index", "next_offset", "partitions")
+
+
+class Problem(TypedDict):
+    """An error (RFC 9457). Programs rely on `code`; `detail` is for people. Some codes add offsets or partitions."""
+
+    type: str
+    title: str
+    status: int
+    code: Annotated[str, Meta(extra_json_schema={"enum": sorted({*CODES, *CONNECTION_CODES})})]
+    detail: str
+    offset: NotRequired[Offset]
+    start: NotRequired[Offset]
+    end: NotRequired[Offset]
+    index: NotRequired[Offset]
+    next_offset: NotRequired[Offset]
+    partitions: NotRequired[list[PartitionNumber]]
 
 
 def problem(status: int, code: str, detail: str, headers: dict[str, str] | None = None, **facts: Any) -> Response:
@@ -87,9 +105,9 @@ def answer_for(error: Exception) -> Response:
         if isinstance(error, kind):
             facts = {name: value for name in FACTS if (value := getattr(error, name, None)) is not None}
             return problem(status, code, str(error), headers_of(error, status), **facts)
-    # A bug of ours. The client learns that it is not to blame; the rest is for the log.
-    logger.error("a request failed in a way nobody foresaw", exc_info=error)
-    return problem(500, "internal_error", "an error inside the broker; its log says more")
+    # A bug in the broker: details go to its log, not to the client.
+    logger.error("unexpected error while handling an HTTP request", exc_info=error)
+    return problem(500, "internal_error", "internal error; the broker's log has the details")
 
 
 def headers_of(error: Exception, status: int) -> dict[str, str]:
@@ -101,5 +119,5 @@ def headers_of(error: Exception, status: int) -> dict[str, str]:
     if status == 401:
         headers["www-authenticate"] = CHALLENGE
     if status == 413:
-        headers["connection"] = "close"  # what is left of the body is not worth reading
+        headers["connection"] = "close"  # the rest of the body is not read
     return headers
