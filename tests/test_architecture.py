@@ -15,9 +15,9 @@ MAY_IMPORT = {
     "clock": (),
     "allocator": (),
     "nonblocking_stdio": (),
-    "config": ("errors", "log.settings"),
+    "config": ("errors", "log.settings"),  # the structs of storage settings; log does not import config
     "record": ("errors",),
-    "log": ("errors", "clock", "config", "record"),
+    "log": ("errors", "clock", "record"),
     "embedded": ("errors", "clock", "config", "record", "log"),
     "wire": ("errors", "record"),
     "schemas": ("errors",),

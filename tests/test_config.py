@@ -190,9 +190,9 @@ def test_a_listener_can_be_closed() -> None:
         ),
         (
             {"segment_size": "9TB"},
-            "segment_size (from the flag --segment-size): '9TB' is more than 2147483647",
+            "segment_size (from the flag --segment-size): '9TB' is more than the maximum of 2147483647",
         ),
-        ({"retention_ms": "-5"}, "retention_ms (from the flag --retention-ms): '-5' is less than 0"),
+        ({"retention_ms": "-5"}, "retention_ms (from the flag --retention-ms): '-5' is less than the minimum of 0"),
         (
             {"retention_ms": "soon"},
             "retention_ms (from the flag --retention-ms): 'soon' is not a duration; write",
@@ -229,7 +229,9 @@ def test_a_wrong_file_is_one_sentence_that_names_it(tmp_path: Path, content: str
 def test_a_setting_under_two_of_its_names_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "headrace.toml"
     file.write_text('retention_bytes = "1GB"\nsegment_bytes = "1MB"\nsegment-size = "2MB"\n')
-    with pytest.raises(InvalidSetting, match=r"toml\): is set twice; its names are segment_size, segment_bytes"):
+    with pytest.raises(
+        InvalidSetting, match=r"toml\): is set twice; use only one of its names: segment_size, segment_bytes"
+    ):
         load(file=file)
     with pytest.raises(InvalidSetting, match="is set twice"):
         load(env={"HEADRACE_DATA_DIR": "a", "HEADRACE_STORAGE_PATH": "a"})

@@ -24,7 +24,7 @@ def fill(stream: TextIO) -> None:
     os.set_blocking(stream.fileno(), False)
     with suppress(BlockingIOError):
         while True:
-            os.write(stream.fileno(), bytes(nonblocking_stdio.PIECE_BYTES))
+            os.write(stream.fileno(), bytes(nonblocking_stdio.CHUNK_BYTES))
     os.set_blocking(stream.fileno(), True)
 
 
@@ -39,7 +39,7 @@ def empty(reader: int) -> bytes:
 
 def test_a_line_is_there_at_once_and_whole(pipe: tuple[int, TextIO]) -> None:
     reader, stream = pipe
-    line = "ä" * 3 * nonblocking_stdio.PIECE_BYTES + "\n"
+    line = "ä" * 3 * nonblocking_stdio.CHUNK_BYTES + "\n"
     NonBlockingOutput(stream).write(line)
     assert empty(reader).decode() == line
 

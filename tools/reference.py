@@ -114,8 +114,8 @@ def aliases() -> Iterator[str]:
 
 
 def exit_codes() -> Iterator[str]:
-    meanings = {0: "it worked"} | {code: text for _, code, text in reversed(EXIT_CODES) if text}
-    meanings |= {BUG: "a bug of ours: please report it", INTERRUPTED: "interrupted with Ctrl-C"}
+    meanings = {0: "success"} | {code: text for _, code, text in reversed(EXIT_CODES) if text}
+    meanings |= {BUG: "internal error: please report it", INTERRUPTED: "interrupted by Ctrl-C"}
     yield "| code | meaning |"
     yield "|---|---|"
     for code, meaning in sorted(meanings.items()):

@@ -1,6 +1,7 @@
 """Headrace: a durable, log-structured message broker.
 
-The names here are imported when they are first used: `import headrace` costs next to nothing.
+This module exports the public Python API: clients, the embedded log and the base error. Each name is imported on first
+use, so that `import headrace` is cheap.
 """
 
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from headrace.errors import HeadraceError
     from headrace.record.types import Record
 
-_HOMES = {
+_MODULES = {
     "AsyncConsumer": "headrace.client.async_consumer",
     "AsyncProducer": "headrace.client.async_producer",
     "Client": "headrace.client.admin",
@@ -49,12 +50,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module 'headrace' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(home), name)
+    return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""`python -m headrace` is the `headrace` command."""
+"""Runs the `headrace` command for `python -m headrace`."""
 
 from headrace.cli import main
 

@@ -1,4 +1,4 @@
-"""Time is passed in, so that tests can hold it still and move it."""
+"""Clocks. Components receive a Clock instead of calling `time`, so that tests can control it."""
 
 import time
 from typing import Protocol
@@ -6,10 +6,10 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now_ms(self) -> int:
-        """Wall clock in milliseconds since 1970: goes into records, may jump."""
+        """Wall clock in milliseconds since 1970. Used for record timestamps; may jump."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back: for intervals and deadlines."""
+        """Seconds since an arbitrary point, never decreasing. Used for intervals and deadlines."""
 
 
 class SystemClock:
@@ -21,7 +21,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to."""
+    """A clock that only moves when the test calls `advance` or `jump`."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = now_ms
@@ -38,5 +38,5 @@ class ManualClock:
         self._monotonic += seconds
 
     def jump(self, seconds: float) -> None:
-        """Moves the wall clock only, as a wrong NTP step would."""
+        """Moves only the wall clock, as a wrong NTP step would."""
         self._now_ms += int(seconds * 1000)

@@ -1,34 +1,38 @@
-"""Everything that can go wrong, as facts. Listeners turn these into their protocol's codes."""
+"""All exceptions that Headrace raises on purpose.
+
+An exception carries facts, not protocol codes. Each listener maps the classes to the codes of its protocol in a table
+of its own, most specific class first; the command line maps them to exit codes.
+"""
 
 
 class HeadraceError(Exception):
-    """The root: whatever is not one of these is a bug of ours."""
+    """Base class. Any other exception that reaches a user is a bug in Headrace."""
 
 
-# Somebody sent something wrong.
+# Categories that listeners and the command line fall back to.
 
 
 class InvalidInput(HeadraceError):
-    """What was asked for makes no sense, whatever the state of the broker."""
+    """The request is invalid regardless of the broker's state."""
 
 
 class NotFound(HeadraceError):
-    """The thing named does not exist."""
+    """The named object does not exist."""
 
 
 class AlreadyExists(HeadraceError):
-    """The thing to be made exists already."""
+    """The object to create already exists."""
 
 
 class Conflict(HeadraceError):
-    """What was asked for contradicts what is there."""
+    """The request contradicts the current state."""
 
 
 # record/
 
 
 class CorruptBatch(InvalidInput):
-    """A batch whose bytes contradict each other: length, magic, checksum, counts."""
+    """The length, magic byte, checksum or counts of a batch are inconsistent."""
 
     def __init__(self, reason: str, position: int | None = None) -> None:
         super().__init__(reason if position is None else f"batch at byte {position:,}: {reason}")
@@ -62,15 +66,15 @@ class BatchTooLarge(InvalidInput):
 
 
 class UnknownCodec(InvalidInput):
-    """A compression codec we do not know."""
+    """The compression codec is unknown."""
 
 
 class DecompressedTooLarge(InvalidInput):
-    """Compressed data that would unfold past the limit."""
+    """The data exceeds the size limit after decompression."""
 
 
 class CorruptProperties(InvalidInput):
-    """AMQP properties or a field table that cannot be read: cut short, too deep, or of an unknown type."""
+    """AMQP properties or a field table are truncated, nested too deeply, or contain an unknown type."""
 
 
 # log/
@@ -83,21 +87,21 @@ class OffsetOutOfRange(InvalidInput):
 
 
 class StorageError(HeadraceError):
-    """The disk said no, or said something that cannot be true."""
+    """The disk failed, is full, or returned damaged data."""
 
 
 class StorageFailed(StorageError):
-    """A write or sync failed: nothing is confirmed any more until the data has been verified again."""
+    """A write or sync failed. Nothing is confirmed until a restart has verified the data."""
 
 
 class DiskFull(StorageError):
-    """No room; nothing was kept of what was refused, and appends work again once there is room."""
+    """The disk is full. Nothing of the refused request was stored; appends work again once there is free space."""
 
 
 class CorruptLog(StorageError):
-    """Bytes below the durable end that fail their checks. Nothing is cut, nothing is served past them."""
+    """Bytes below the durable end fail their checks. The log is not truncated and serves nothing beyond them."""
 
-    offset: int | None = None  # in the log, of a search that met it; who reads at an offset knows that
+    offset: int | None = None  # set by searches through a log; a read at an offset needs none
 
     def __init__(self, path: str, position: int, reason: str) -> None:
         super().__init__(f"{path} is damaged at byte {position:,}: {reason}")
@@ -105,19 +109,19 @@ class CorruptLog(StorageError):
 
 
 class CorruptJournal(CorruptLog):
-    """What was confirmed since the last checkpoint cannot all be read: a person has to decide how to go on."""
+    """Messages confirmed since the last checkpoint cannot all be read. An operator has to decide how to continue."""
 
     def __init__(self, path: str, position: int, reason: str) -> None:
-        super().__init__(path, position, f"{reason}; `headrace log repair` says what is left, and how to go on")
+        super().__init__(path, position, f"{reason}; run `headrace log repair` to see what is left and how to continue")
         self.found = reason
 
 
 class DataFolderLocked(StorageError):
-    """Another broker has this data folder open."""
+    """Another process has opened the data folder."""
 
 
 class SegmentGone(NotFound):
-    """The segment of a slice has been removed or rewritten: cut new slices of the same offsets."""
+    """The segment of a slice was deleted or rewritten. The caller must request new slices for the same offsets."""
 
 
 class LogClosed(StorageError):
@@ -125,7 +129,7 @@ class LogClosed(StorageError):
 
 
 class Overloaded(HeadraceError):
-    """Too much is waiting for the disk: try again in a moment."""
+    """The broker has too much work pending. The caller should retry after `retry_after_s`."""
 
     def __init__(self, reason: str, retry_after_s: float = 1.0) -> None:
         super().__init__(reason)
@@ -133,7 +137,7 @@ class Overloaded(HeadraceError):
 
 
 class IndexBehind(Overloaded):
-    """The index of keys has not come to the end of the log yet."""
+    """The key index has not caught up with the end of the log."""
 
 
 # broker/
@@ -141,31 +145,31 @@ class IndexBehind(Overloaded):
 
 class StreamNotFound(NotFound):
     def __init__(self, name: str, vhost: str = "/") -> None:
-        super().__init__(f"there is no topic {name!r}" + ("" if vhost == "/" else f" in vhost {vhost!r}"))
+        super().__init__(f"topic {name!r} does not exist" + ("" if vhost == "/" else f" in vhost {vhost!r}"))
         self.name, self.vhost = name, vhost
 
 
 class StreamExists(AlreadyExists):
     def __init__(self, name: str, vhost: str = "/") -> None:
-        super().__init__(f"topic {name!r} exists already" + ("" if vhost == "/" else f" in vhost {vhost!r}"))
+        super().__init__(f"topic {name!r} already exists" + ("" if vhost == "/" else f" in vhost {vhost!r}"))
         self.name, self.vhost = name, vhost
 
 
 class PartitionNotFound(NotFound):
     def __init__(self, name: str, partition: int, count: int) -> None:
-        super().__init__(f"topic {name!r} has no partition {partition}: it has 0 to {count - 1}")
+        super().__init__(f"topic {name!r} has no partition {partition}; its partitions are 0 to {count - 1}")
         self.name, self.partition, self.count = name, partition, count
 
 
 class PartitionNeeded(InvalidInput):
     def __init__(self, name: str, partitions: list[int]) -> None:
         named = ", ".join(map(str, partitions[:20])) + (", ..." if len(partitions) > 20 else "")
-        super().__init__(f"topic {name!r} has several partitions: say which one of {named}")
+        super().__init__(f"topic {name!r} has several partitions; choose one of {named}")
         self.name, self.partitions = name, partitions
 
 
 class UnreadableBatch(StorageError):
-    """A stored batch that its producer compressed or built wrongly; what follows it can be read."""
+    """A stored batch cannot be decoded because its producer encoded it wrongly. The batches after it are readable."""
 
     def __init__(self, name: str, partition: int, offset: int, next_offset: int, reason: str) -> None:
         super().__init__(
@@ -176,23 +180,23 @@ class UnreadableBatch(StorageError):
 
 
 class PartlyStored(StorageError):
-    """A request too large for one journal entry failed after some of its partitions had theirs."""
+    """A request too large for one journal entry failed after some of its partitions had been stored."""
 
     def __init__(self, failed: int, partitions: int, reason: str) -> None:
         super().__init__(
-            f"{failed} of {partitions} partitions did not take their part of the request ({reason}); "
-            "the others did: look before publishing again"
+            f"{failed} of the {partitions} partitions of the request were not stored ({reason}), the others were; "
+            "check them before you publish again"
         )
 
 
 class CursorNotFound(NotFound):
     def __init__(self, name: str) -> None:
-        super().__init__(f"there is no cursor {name!r}")
+        super().__init__(f"cursor {name!r} does not exist")
         self.name = name
 
 
 class CorruptCatalog(StorageError):
-    """A file of the catalog that cannot be understood. Starting without it would hide a stream and its messages."""
+    """A catalog file cannot be read. Starting without it would hide an object, such as a stream and its messages."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path} is damaged: {reason}")
@@ -203,7 +207,7 @@ class CorruptCatalog(StorageError):
 
 
 class MalformedJson(InvalidInput):
-    """Text that is not JSON, or JSON that two readers could understand differently."""
+    """The text is not JSON, or is JSON that parsers interpret differently, such as duplicate keys."""
 
 
 class MalformedMessage(InvalidInput):
@@ -213,98 +217,98 @@ class MalformedMessage(InvalidInput):
 
 
 class BodyTooLarge(InvalidInput):
-    """More than one request may carry, as sent or once unfolded."""
+    """The request body exceeds the size limit, as sent or after decompression."""
 
 
 class UnsupportedMedia(InvalidInput):
-    """A content type or content encoding nobody here understands."""
+    """The content type or content encoding is not supported."""
 
 
 class NotAcceptable(InvalidInput):
-    """The client wants the answer in a form there is not."""
+    """The response is not available in a media type that the client accepts."""
 
 
 class CrossOrigin(HeadraceError):
-    """A page of somebody else's site tries to act with this user's reach."""
+    """A page of another site sent the request with this user's credentials."""
+
+
+class MalformedRequest(InvalidInput):
+    """The bytes are not a valid request of the protocol. Only the connection that sent them is closed."""
 
 
 # listeners/
 
 
 class CannotListen(HeadraceError):
-    """A listener cannot listen where it was told to."""
+    """A listener cannot bind its address."""
 
 
-# wire/
-
-
-class MalformedRequest(InvalidInput):
-    """Bytes that are no request of this protocol: only the connection that sent them is closed."""
-
-
-# broker/: groups of consumers
+# broker/: consumer groups
 
 
 class UnknownMember(NotFound):
-    """A member that the group does not know: it was never there, or was removed."""
+    """The member never joined the group, or was removed."""
 
 
 class IllegalGeneration(Conflict):
-    """A member that speaks of a generation that is over."""
+    """The member's generation is not the current generation of the group."""
 
 
 class RebalanceInProgress(Conflict):
-    """The group is handing out its partitions anew: join again."""
+    """The group is rebalancing; the member must join again."""
 
 
 class InconsistentProtocol(Conflict):
-    """A member that shares no protocol with the rest of the group."""
+    """The member supports no protocol in common with the other members of the group."""
 
 
 class InvalidSessionTimeout(InvalidInput):
-    """A session time-out outside what the broker allows."""
+    """The session timeout is outside the range that the broker allows."""
 
 
 class InvalidGroupId(InvalidInput):
-    """A group must have a name."""
+    """The group id is empty."""
 
 
 class MemberIdRequired(HeadraceError):
-    """Join again with this id, so that a lost answer leaves no member behind."""
+    """The member must join again with the id assigned here, so that a lost response leaves no member behind."""
 
     def __init__(self, member_id: str) -> None:
-        super().__init__(f"join again as {member_id!r}")
+        super().__init__(f"join again with the member id {member_id!r}")
         self.member_id = member_id
 
 
 class FencedInstance(Conflict):
-    """Another member has taken over this static member's name."""
+    """Another member has taken over the group instance id of this static member."""
 
 
 class UnreleasedInstance(Conflict):
-    """A static member's name that another, living member holds."""
+    """Another live member owns this group instance id."""
 
 
 class GroupFull(Conflict):
-    """The group has as many members as are allowed."""
+    """The group has reached its maximum number of members."""
 
 
 class MembersFull(Conflict):
-    """Members of all groups together have said as much as the broker keeps."""
+    """The members of all groups together have reached the broker's memory budget."""
 
 
 class GroupNotEmpty(Conflict):
-    """The group has members, so it can not be deleted."""
+    """The group has members and cannot be deleted."""
 
 
 class GroupNotFound(NotFound):
     def __init__(self, group: str) -> None:
-        super().__init__(f"no group {group!r}")
+        super().__init__(f"group {group!r} does not exist")
         self.group = group
 
 
 class GroupStaysClassic(GroupNotFound):
-    """As one of the new protocol it is not there: its members can not be hosted by one."""
+    """A classic group cannot be upgraded to the consumer protocol because of its current members.
+
+    To a client of the consumer protocol the group does not exist, hence the base class.
+    """
 
     def __init__(self, group: str, why: str) -> None:
         super().__init__(group)
@@ -312,62 +316,62 @@ class GroupStaysClassic(GroupNotFound):
 
 
 class GroupKindMismatch(Conflict):
-    """The group exists and speaks another group protocol."""
+    """The group exists but uses another group protocol."""
 
 
 class GroupSubscribed(Conflict):
-    """Members of the group read the topic, so its offsets can not be deleted."""
+    """Members of the group are subscribed to the topic, so its offsets cannot be deleted."""
 
 
 class FencedMemberEpoch(Conflict):
-    """A member that speaks of an epoch it does not have: it must join again."""
+    """The epoch that the member sent is not its epoch; it must join again."""
 
 
 class StaleMemberEpoch(Conflict):
-    """A commit from an epoch of the member that is over."""
+    """The commit carries an earlier epoch of the member."""
 
 
 class UnsupportedAssignor(InvalidInput):
-    """An assignor that the broker does not have."""
+    """The broker does not have the requested assignor."""
 
 
 class InvalidPattern(InvalidInput):
-    """A regular expression for topic names that can not be read."""
+    """The regular expression for topic names is invalid."""
 
 
 class OffsetMetadataTooLarge(InvalidInput):
-    """The text stored beside a committed offset is over the limit."""
+    """The metadata of a committed offset exceeds the size limit."""
 
 
 # broker/: producers and transactions
 
 
 class OutOfOrderSequence(Conflict):
-    """A batch that does not follow the producer's last one: some are missing between."""
+    """The sequence number of the batch leaves a gap after the producer's last batch."""
 
 
 class DuplicateSequence(Conflict):
-    """A batch older than the last five of its producer: stored long ago, its offset is forgotten."""
+    """The batch is older than the last five of its producer: it was stored, but its offset is no longer known."""
 
 
 class InvalidProducerEpoch(Conflict):
-    """A producer that a newer one of the same name has replaced."""
+    """A producer with a newer epoch has replaced this producer."""
 
 
 class ProducerFenced(Conflict):
-    """A transactional producer that a newer one of the same transactional id has replaced."""
+    """A newer producer with the same transactional id has replaced this producer."""
 
 
 class UnknownProducer(NotFound):
-    """A producer id that was never given to this transactional id."""
+    """The producer id was never assigned to this transactional id."""
 
 
 class InvalidTransactionState(Conflict):
-    """What was asked for does not fit where the transaction is."""
+    """The request is not allowed in the current state of the transaction."""
 
 
 class NotInTransaction(InvalidTransactionState):
-    """A batch, or offsets, of a partition or group that nobody has brought into the transaction."""
+    """The partition or group was not added to the transaction."""
 
 
 class TransactionalIdRequired(InvalidInput):
@@ -375,20 +379,20 @@ class TransactionalIdRequired(InvalidInput):
 
 
 class InvalidTransactionTimeout(InvalidInput):
-    """A transaction time-out outside what the broker allows."""
+    """The transaction timeout is outside the range that the broker allows."""
 
 
 class ConcurrentTransactions(Conflict):
-    """The transaction is being ended: try again in a moment."""
+    """The previous transaction of this id is still ending; the client should retry."""
 
 
 class TransactionAbortable(Conflict):
-    """The transaction can only be aborted; its producer goes on with the next."""
+    """The transaction can only be aborted; its producer may then start the next."""
 
 
 class TransactionNotFound(NotFound):
     def __init__(self, transactional_id: str) -> None:
-        super().__init__(f"no transactional id {transactional_id!r}")
+        super().__init__(f"transactional id {transactional_id!r} does not exist")
         self.transactional_id = transactional_id
 
 
@@ -396,15 +400,15 @@ class TransactionNotFound(NotFound):
 
 
 class BrokerUnreachable(HeadraceError):
-    """Nobody answers; nothing was sent, or nothing that matters."""
+    """The broker does not answer, and the request had no effect."""
 
 
 class Unconfirmed(HeadraceError):
-    """Sent, but the connection was lost before the answer came: stored or not, nobody can say."""
+    """The connection was lost before the response arrived: the messages may or may not be stored."""
 
 
 class BrokerRefused(HeadraceError):
-    """What the broker answered, as it answered it: HTTP status, the stable code of the problem, one sentence."""
+    """The broker's error response: HTTP status, stable problem code, and detail."""
 
     def __init__(self, status: int, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -433,31 +437,31 @@ class VirtualHostNotFound(NotFound):
 
 
 class ArgumentMismatch(Conflict):
-    """Declared again with something else than what is there, or with arguments that cannot be."""
+    """The object exists with other arguments, or the arguments are not valid for it."""
 
 
 class ResourceLocked(Conflict):
-    """An exclusive queue belongs to another connection."""
+    """The queue is exclusive to another connection."""
 
 
 class InUse(Conflict):
-    """It has consumers, bindings or messages, and was to be deleted only if not; or is used exclusively."""
+    """The object has consumers, bindings or messages and was to be deleted only without, or is used exclusively."""
 
 
 class ExclusiveUse(InUse):
-    """A consumer has, or wants, the queue to itself."""
+    """A consumer has, or requests, exclusive access to the queue."""
 
 
 class AccessRefused(HeadraceError):
-    """Not allowed, whoever asks or for this user."""
+    """The operation is forbidden, for everyone or for this user."""
 
 
 class LimitReached(HeadraceError):
-    """One more would be over a limit: channels, bindings, consumers."""
+    """The maximum number of channels, bindings or consumers is reached."""
 
 
 class QueueLimitReached(Conflict):
-    """In RabbitMQ's words, which its clients may look for."""
+    """The vhost's queue limit is reached. The wording is RabbitMQ's, because clients may match on it."""
 
     def __init__(self, vhost: str, name: str, limit: int) -> None:
         super().__init__(f"cannot declare queue '{name}': queue limit in vhost '{vhost}' ({limit}) is reached")
@@ -465,11 +469,11 @@ class QueueLimitReached(Conflict):
 
 
 class NotSupported(HeadraceError):
-    """Asked for properly, but this kind of queue does not do it."""
+    """The request is valid, but this queue type does not support it."""
 
 
 # broker/: share groups
 
 
 class InvalidRecordState(Conflict):
-    """An acknowledgement of a record that its sender does not hold."""
+    """The record is not acquired by the member that acknowledges it."""

@@ -1,7 +1,7 @@
-"""stdout and stderr of a process that goes on: nobody listening is no reason to stop, and no reason to wait.
+"""Output to stdout and stderr that never blocks or stops a long-running process.
 
-A reader may be gone (a closed pipe, a closed terminal), or there and not read on: a write to its full pipe waits for
-ever, and whoever waits there hears no signal. What cannot be said is left out.
+The reader may be gone (closed pipe, closed terminal) or may have stopped reading: a write to its full pipe would block
+for ever, and signal handlers of the process would not run. Output that cannot be written is dropped.
 """
 
 import contextlib
@@ -10,18 +10,18 @@ from io import UnsupportedOperation
 from os import write
 from typing import TextIO
 
-PATIENCE_MS = 1000  # with a reader that is behind; once, until there is room again
-PIECE_BYTES = select.PIPE_BUF  # what a pipe that is writable takes without waiting
+PATIENCE_MS = 1000  # wait this long for a full pipe, but only for the first write that finds it full
+CHUNK_BYTES = select.PIPE_BUF  # a pipe that polls as writable accepts this much without blocking
 
 
 class NonBlockingOutput:
-    """As much of a text stream as `logging` needs. What is written is gone, or left out, on return."""
+    """The part of a text stream that `logging` needs. `write` returns once the text is written or dropped."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         try:
             self._file: int | None = stream.fileno()
-        except UnsupportedOperation:  # no file, as in tests
+        except UnsupportedOperation:  # an in-memory stream, as in tests
             self._file = None
         self._is_stuck = False
 
@@ -36,7 +36,7 @@ class NonBlockingOutput:
         while data:
             if not self._has_room(file):
                 return
-            data = data[write(file, data[:PIECE_BYTES]) :]
+            data = data[write(file, data[:CHUNK_BYTES]) :]
 
     def _has_room(self, file: int) -> bool:
         poll = select.poll()

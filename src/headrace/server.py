@@ -1,4 +1,7 @@
-"""The composition root: opens the broker, starts the listeners, and stops both in the right order."""
+"""Composition root: opens the broker, starts the listeners, and stops both in the right order.
+
+`headrace serve` calls `run`; tests that need a whole server in their own event loop use `Server`.
+"""
 
 import asyncio
 import contextlib
@@ -26,22 +29,21 @@ from headrace.version import __version__
 logger = logging.getLogger("headrace")
 
 LISTENERS = ("amqp", "kafka", "http")
-# Without TLS, and with.
-SCHEMES = {"amqp": ("amqp://", "amqps://"), "kafka": ("", "SSL://"), "http": ("http://", "https://")}
-GC_THRESHOLDS = (20_000, 20, 50)  # collections cost the loop time, and messages are not garbage in cycles
-BESIDE_PATIENCE_S = 30.0
+SCHEMES = {"amqp": ("amqp://", "amqps://"), "kafka": ("", "SSL://"), "http": ("http://", "https://")}  # plain, TLS
+GC_THRESHOLDS = (20_000, 20, 50)  # collections block the event loop, and messages do not form reference cycles
+SIDE_PROCESS_STOP_S = 30.0
 CONTROL_CHARACTERS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 
 
-class Beside(NamedTuple):
-    """A command that runs beside the broker for as long as it does, and what people are told about it."""
+class SideProcess(NamedTuple):
+    """A command that runs while the broker runs, and its description in the start-up lines. `--url URL` is appended."""
 
     command: tuple[str, ...]
-    text: str
+    description: str
 
 
 class Server:
-    """A broker with its listeners, in the running event loop."""
+    """A broker and its listeners in the running event loop."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -54,7 +56,7 @@ class Server:
         if tls is not None:
             server.broker.stats.certificate_expires_s = tls.expires_s
         try:
-            await server._prepare(config)
+            await server._write_before_listening(config)
             server.broker.standbys.start()
             for name in LISTENERS:
                 address: Address | None = getattr(config, name)
@@ -66,12 +68,15 @@ class Server:
         addresses = {name: list(listener.addresses) for name, listener in server.listeners.items()}
         for listener in server.listeners.values():
             describe = getattr(listener, "describe", None)
-            if describe is not None:
+            if describe is not None:  # the HTTP listener shows the addresses of all listeners
                 describe(addresses)
         return server
 
-    async def _prepare(self, config: Config) -> None:
-        """What a listener writes before it opens: later it would wait for standbys, which come in by a listener."""
+    async def _write_before_listening(self, config: Config) -> None:
+        """Makes the writes that a listener needs before it opens.
+
+        They cannot be made later: a write may have to wait for standbys, and standbys connect through a listener.
+        """
         if config.kafka is not None:
             from headrace.listeners.kafka.listener import cluster_of
 
@@ -82,93 +87,97 @@ class Server:
         self.listeners[name] = await module.start(self.broker, address, self.broker.config, tls=tls)
 
     async def close(self) -> None:
-        """Listeners first: whoever was promised an answer gets it. Then everything is synced."""
+        """Closes the listeners, so that requests in progress get their response, then the broker, which syncs."""
         self.broker.is_stopping = True
-        # Standbys come in by the HTTP listener: it closes last, so that they have what the others still confirm.
+        # Standbys are connected to the HTTP listener. It closes last, so that they receive all that is still confirmed.
         last = {"http"} if self.broker.standbys.wanted or list(self.broker.standbys) else set()
-        for are_last in (False, True):
+        for is_last in (False, True):
             await asyncio.gather(
-                *(listener.close() for name, listener in self.listeners.items() if (name in last) == are_last)
+                *(listener.close() for name, listener in self.listeners.items() if (name in last) == is_last)
             )
         await self.broker.close()
 
 
-def run(config: Config, out: TextIO | None = None, *, beside: Beside | None = None, as_json: bool = False) -> int:
-    """Serves until SIGTERM, SIGINT or SIGHUP; the exit code. HeadraceError says in one sentence why it cannot."""
+def run(
+    config: Config, out: TextIO | None = None, *, side_process: SideProcess | None = None, as_json: bool = False
+) -> int:
+    """Serves until SIGTERM, SIGINT or SIGHUP and returns the exit code. Raises HeadraceError if it cannot start."""
     set_up_logging(config)
-    _allow_many_files()
+    _raise_open_files_limit()
     keep_freed_memory()
-    speaker = (_JsonSpeaker if as_json else _TextSpeaker)(NonBlockingOutput(out or sys.stdout))
+    events = (_JsonEvents if as_json else _TextEvents)(NonBlockingOutput(out or sys.stdout))
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(config, speaker, beside))
+        runner.run(_serve(config, events, side_process))
     return 0
 
 
-async def _start_beside(server: Server, beside: Beside | None) -> asyncio.subprocess.Process | None:
+async def _start_side_process(server: Server, side_process: SideProcess | None) -> asyncio.subprocess.Process | None:
     http = server.listeners.get("http")
-    if beside is None or http is None:
+    if side_process is None or http is None:
         return None
     url = server.broker.config.http_url(http.addresses[0])
-    return await asyncio.create_subprocess_exec(*beside.command, "--url", url)
+    return await asyncio.create_subprocess_exec(*side_process.command, "--url", url)
 
 
-async def _stop_beside(child: asyncio.subprocess.Process | None) -> None:
-    """First, so that it does not complain about a broker that goes away."""
+async def _stop_side_process(child: asyncio.subprocess.Process | None) -> None:
+    """Called before the listeners close, so that the process does not report a lost broker."""
     if child is None or child.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):
         child.terminate()
     try:
-        await asyncio.wait_for(child.wait(), BESIDE_PATIENCE_S)
+        await asyncio.wait_for(child.wait(), SIDE_PROCESS_STOP_S)
     except TimeoutError:
         child.kill()
         await child.wait()
 
 
-async def _serve(config: Config, speaker: "_TextSpeaker | _JsonSpeaker", beside: Beside | None) -> None:
+async def _serve(config: Config, events: "_TextEvents | _JsonEvents", side_process: SideProcess | None) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
-    def ask_to_stop() -> None:
+    def stop_gracefully() -> None:
         if stop.is_set():
-            os._exit(1)  # the second time somebody means it; a start after that recovers
+            os._exit(1)  # a second signal stops at once; the next start recovers
         stop.set()
 
-    def give_up(_number: int, _frame: object) -> None:
-        speaker.gave_up()
-        os._exit(0)  # to recovery a kill changes nothing, so there is nothing to wait for
+    def stop_while_starting(_number: int, _frame: object) -> None:
+        events.stopped_while_starting()
+        os._exit(0)  # recovery survives a kill at any point, so there is nothing to wait for
 
     numbers = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it: then a closed terminal means nothing
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it: keep running without the terminal
         numbers.append(signal.SIGHUP)
     for number in numbers:
-        signal.signal(number, give_up)  # not of the loop: recovery holds it, for minutes where there is much
+        # Not a handler of the event loop: recovery blocks the loop, for minutes if there is much to recover.
+        signal.signal(number, stop_while_starting)
     clock = SystemClock()
     started = clock.monotonic()
     server = await Server.start(config, clock=clock)
     for number in numbers:
-        loop.add_signal_handler(number, ask_to_stop)
+        loop.add_signal_handler(number, stop_gracefully)
     _tune_garbage_collection()
-    _watch_garbage_collection(server.broker)
-    speaker.greet(server, clock.monotonic() - started, beside)
-    child = await _start_beside(server, beside)
+    _measure_garbage_collection(server.broker)
+    events.ready(server, clock.monotonic() - started, side_process)
+    child = await _start_side_process(server, side_process)
     await stop.wait()
-    speaker.stopping()
-    await _stop_beside(child)
+    events.stopping()
+    await _stop_side_process(child)
     await server.close()
-    speaker.stopped()
+    events.stopped()
 
 
-class _TextSpeaker:
-    """For people, and scripts that wait for the line `ready`."""
+class _TextEvents:
+    """Start and stop of the broker as text lines. Scripts may wait for the line `ready`."""
 
     def __init__(self, out: NonBlockingOutput) -> None:
         self._out = out
 
-    def greet(self, server: Server, seconds: float, beside: Beside | None) -> None:
+    def ready(self, server: Server, seconds: float, side_process: SideProcess | None) -> None:
         say, config = self._say, server.broker.config
-        promise = "confirms mean on disk" if config.durability == "sync" else "confirms mean in the page cache"
-        say(f"headrace {__version__}  data in {config.data_dir}  {promise}")
+        place = "on disk" if config.durability == "sync" else "in the page cache"
+        promise = f"durability {config.durability}: confirmed means {place}"
+        say(f"headrace {__version__}  data folder {config.data_dir}  {promise}")
         say(f"{server.broker.report.summary()}; started in {seconds:.2f} s")
         for name, listener in server.listeners.items():
             scheme = SCHEMES[name][config.has_tls(name)]
@@ -181,8 +190,8 @@ class _TextSpeaker:
             say(f"dashboard  {home}/")
             say(f"publish  {curl} {base} -H 'content-type: text/plain' -d 'hello, world'")
             say(f"read     {curl} {base}")
-        if beside is not None:
-            say(f"demo     {beside.text}")
+        if side_process is not None:
+            say(f"demo     {side_process.description}")
         say("ready")
 
     def stopping(self) -> None:
@@ -191,20 +200,20 @@ class _TextSpeaker:
     def stopped(self) -> None:
         self._say("stopped; everything is on disk")
 
-    def gave_up(self) -> None:
-        self._say("stopped before it was ready; nothing is lost, the next start begins again")
+    def stopped_while_starting(self) -> None:
+        self._say("stopped before it was ready; nothing is lost, the next start recovers again")
 
     def _say(self, line: str) -> None:
         self._out.write(line + "\n")
 
 
-class _JsonSpeaker:
-    """For programs: an object a line, each with its event."""
+class _JsonEvents:
+    """Start and stop of the broker as one JSON object per line, each with its `event`."""
 
     def __init__(self, out: NonBlockingOutput) -> None:
         self._out = out
 
-    def greet(self, server: Server, seconds: float, beside: Beside | None) -> None:
+    def ready(self, server: Server, seconds: float, side_process: SideProcess | None) -> None:
         broker = server.broker
         self._say(
             "ready",
@@ -224,7 +233,7 @@ class _JsonSpeaker:
     def stopped(self) -> None:
         self._say("stopped")
 
-    def gave_up(self) -> None:
+    def stopped_while_starting(self) -> None:
         self._say("gave_up")
 
     def _say(self, event: str, **facts: object) -> None:
@@ -239,8 +248,11 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _allow_many_files() -> None:
-    """Connections and segments are open files; the usual soft limit of 1,024 is a leftover of select()."""
+def _raise_open_files_limit() -> None:
+    """Raises the soft limit to the hard limit: every connection and cached segment is an open file.
+
+    The usual soft limit of 1,024 only protects programs that call select().
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -248,26 +260,26 @@ def _allow_many_files() -> None:
 
 def _tune_garbage_collection() -> None:
     gc.collect()
-    gc.freeze()  # what is there after the start stays: no need to look at it again
+    gc.freeze()  # objects that exist after the start stay alive: collections need not visit them
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-def _watch_garbage_collection(broker: Broker) -> None:
-    """How long collections hold the loop, for /metrics."""
+def _measure_garbage_collection(broker: Broker) -> None:
+    """Records for /metrics how long collections block the event loop."""
     began = 0.0
 
-    def watch(phase: str, _: object) -> None:
+    def measure(phase: str, _: object) -> None:
         nonlocal began
         if phase == "start":
             began = broker.clock.monotonic()
         else:
             broker.stats.gc_pause_s.observe(broker.clock.monotonic() - began)
 
-    gc.callbacks.append(watch)
+    gc.callbacks.append(measure)
 
 
 class _TextFormat(logging.Formatter):
-    """One line per event, whatever a client put into a name."""
+    """One line per event: control characters in names chosen by clients are escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = f"{self.formatTime(record)} {record.levelname.lower()} {record.name}: {record.getMessage()}"

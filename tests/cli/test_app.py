@@ -76,7 +76,7 @@ def test_a_folder_of_somebody_else_is_not_said_to_be_no_data_folder(
     monkeypatch.setattr("os.scandir", refuse)  # the tests may be root's, who may everything
     assert run([*command, "--data-dir", str(tmp_path)]) == 6
     said = capsys.readouterr().err
-    assert said == f"headrace: the data folder {tmp_path} cannot be opened: this user may not use it\n"
+    assert said == f"headrace: the data folder {tmp_path} cannot be opened: permission denied for this user\n"
 
 
 def test_the_doctor_finds_a_file_where_the_data_folder_belongs(
@@ -101,7 +101,7 @@ def test_top_sorts_by_every_column_it_shows() -> None:
             return {"items": [shown]}
 
     for column in top.COLUMNS:
-        top._look(Broker(), 1, column)  # type: ignore[arg-type]
+        top._sample(Broker(), 1, column)  # type: ignore[arg-type]
     for sorted_by in asked:
         at: Any = shown
         for part in sorted_by.split("."):
@@ -138,7 +138,9 @@ def test_who_follows_a_quiet_topic_ends_when_nobody_reads_any_more(monkeypatch: 
 
 def test_a_replay_says_what_stays_and_why() -> None:
     plan = {"matched": 3, "targets": {"orders": 3}, "missing": {"gone": 2, "": 1}}
-    assert dlq._spell(plan) == "3 to orders, 2 stay (gone is not there), 1 stay (they came from no queue)."
+    assert dlq._describe(plan) == (
+        "3 to orders, 2 not moved (gone does not exist), 1 not moved (their original queue is unknown)."
+    )
 
 
 def test_people_see_of_a_start_only_what_there_is_to_see(

@@ -29,7 +29,7 @@ def test_the_demo_says_little_keeps_the_listeners_busy_and_stops_cleanly(tmp_pat
         started.until(r"^ready$")
         assert len(started.lines) <= 12
         text = "".join(started.lines)
-        assert f"{url}/" in text and "curl" in text and "confirms mean on disk" in text
+        assert f"{url}/" in text and "curl" in text and "confirmed means on disk" in text
         deadline = time.monotonic() + 2 * PATIENCE_S
         while True:
             streams = {row["name"]: row for row in ask(url, "/api/headrace/streams")}

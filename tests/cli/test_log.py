@@ -95,7 +95,10 @@ def test_a_folder_with_a_broker_on_it_is_looked_at_but_not_changed(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
-    [(["dump", "nix"], "no log 'nix'"), (["ls", "--data-dir", "/nowhere"], "/nowhere is not a data folder")],
+    [
+        (["dump", "nix"], "log 'nix' does not exist"),
+        (["ls", "--data-dir", "/nowhere"], "/nowhere is not a data folder"),
+    ],
 )
 def test_what_is_not_there_is_exit_code_4(folder: Path, arguments: list[str], sentence: str) -> None:
     done = headrace("log", *arguments, HEADRACE_DATA_DIR=str(folder))

@@ -135,13 +135,13 @@ def test_a_reader_that_had_enough_is_no_error(broker: Broker) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (["sub", "nothing-here", "-e"], 4, "headrace: there is no topic 'nothing-here'"),
-        (["sub", "errors", "-o", "somewhere"], 2, "is not a place to start"),
+        (["sub", "nothing-here", "-e"], 4, "headrace: topic 'nothing-here' does not exist"),
+        (["sub", "errors", "-o", "somewhere"], 2, "is not a valid offset"),
         (["sub", "errors", "-o", "s@someday"], 2, "is not a time"),
-        (["sub", "errors", "-f", "%x"], 2, "%x means nothing in a format"),
+        (["sub", "errors", "-f", "%x"], 2, "%x is not a format specifier"),
         (["sub", "errors", "-p", "7", "-e"], 4, "has no partition 7"),
         (["sub", "errors", "-o", "99", "-e"], 2, "offset 99 is outside 0 to 1"),
-        (["pub", "errors", "x", "-k", "a", "-K", ":"], 2, "choose one"),
+        (["pub", "errors", "x", "-k", "a", "-K", ":"], 2, "-k cannot be combined with -K"),
         (["pub", "errors", "x", "-H", "nope"], 2, "write NAME=VALUE"),
         (["pub", "not a name", "x"], 2, "is not a topic name"),
         (["pub", "errors", "-p", "9", "x"], 4, "partition 9"),
@@ -149,10 +149,10 @@ def test_a_reader_that_had_enough_is_no_error(broker: Broker) -> None:
         (["pub", "errors", "-J", "{"], 2, "not a JSON message"),
         (["sub"], 2, "missing argument 'TOPIC'"),
         (["queue", "purge", "", "--yes"], 2, "a name is empty"),
-        (["queue", "ls", "--sort", "size"], 2, "queues have no 'size' to sort by"),
+        (["queue", "ls", "--sort", "size"], 2, "queues have no column 'size'"),
         (["top", "--sort", "size"], 2, "is not one of 'name', 'kind', 'ready'"),
-        (["queue", "ls", "-V", "\udcff"], 2, "not UTF-8"),
-        (["topic", "create", "\udcff"], 2, "not UTF-8"),
+        (["queue", "ls", "-V", "\udcff"], 2, "not valid UTF-8"),
+        (["topic", "create", "\udcff"], 2, "not valid UTF-8"),
     ],
 )
 def test_a_mistake_is_one_sentence(broker: Broker, arguments: list[str], code: int, sentence: str) -> None:
@@ -176,7 +176,7 @@ def test_nobody_there_is_exit_code_3() -> None:
     assert done.returncode == 3
     assert done.stderr == (
         b"headrace: no broker answers at http://127.0.0.1:1: connection refused "
-        b"(--url or HEADRACE_URL says where it is, `headrace serve` starts one)\n"
+        b"(start a broker with `headrace serve`, or set its address with --url or HEADRACE_URL)\n"
     )
 
 

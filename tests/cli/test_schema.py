@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.app import run
-from headrace.cli.management.schema import check, laid_out, register
+from headrace.cli.management.schema import check, readable, register
 from tests.cli.running import Broker
 
 
@@ -99,9 +99,9 @@ def test_a_schema_refers_to_others_which_stay(broker: Broker, files: Path) -> No
 
 
 def test_a_person_is_shown_any_text_and_their_terminal_left_alone() -> None:
-    assert "    12345678901234567890,\n    1.0\n" in laid_out('{"a":[12345678901234567890,1.0]}', "JSON")
-    assert laid_out("no JSON\x1b[2J\nat all", "AVRO") == "no JSON\\x1b[2J\nat all"
-    assert laid_out("[" * 100_000, "JSON") == "[" * 100_000
+    assert "    12345678901234567890,\n    1.0\n" in readable('{"a":[12345678901234567890,1.0]}', "JSON")
+    assert readable("no JSON\x1b[2J\nat all", "AVRO") == "no JSON\\x1b[2J\nat all"
+    assert readable("[" * 100_000, "JSON") == "[" * 100_000
 
 
 @pytest.mark.parametrize(
@@ -109,13 +109,13 @@ def test_a_person_is_shown_any_text_and_their_terminal_left_alone() -> None:
     [
         (["info", "nix"], 4, "Subject 'nix' not found."),
         (["rm", "nix", "-y"], 4, "Subject 'nix' not found."),
-        (["register", "x", "some.json"], 2, "--type says it"),
+        (["register", "x", "some.json"], 2, "give it with --type"),
         (["register", "x", "some.json", "--type", "avro"], 2, "Invalid schema"),
         (["register", "x", "missing.avsc"], 2, "does not exist"),
         (["register", "x", "first.avsc", "-r", "a=b"], 2, "write NAME=SUBJECT:VERSION"),
-        (["compatibility", "x", "BEST"], 2, "'BEST' is not a level"),
-        (["compatibility", "--global"], 2, "--global goes with a LEVEL"),
-        (["compatibility", "--unset"], 2, "--unset goes with a SUBJECT"),
+        (["compatibility", "x", "BEST"], 2, "'BEST' is not a compatibility level"),
+        (["compatibility", "--global"], 2, "--global needs a LEVEL"),
+        (["compatibility", "--unset"], 2, "--unset needs a SUBJECT"),
         (["compatibility", "x", "--unset"], 4, "Subject 'x' not found"),
     ],
 )

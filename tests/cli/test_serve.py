@@ -54,7 +54,7 @@ def test_it_greets_with_what_a_newcomer_needs_in_a_dozen_lines(tmp_path: Path) -
         text = "".join(broker.lines)
         assert len(broker.lines) <= 12
         assert str(tmp_path / "data") in text
-        assert "confirms mean on disk" in text
+        assert "durability sync: confirmed means on disk" in text
         assert f"curl {broker.url}/topics/hello/messages" in text
 
 
@@ -95,8 +95,8 @@ def test_a_second_broker_on_a_folder_is_refused(tmp_path: Path) -> None:
         (["--segment-size", "big"], "segment_size (from the flag --segment-size): 'big' is not a size"),
         (["--amqp", "x:y"], "amqp (from the flag --amqp): 'x:y' is not an address"),
         (["--no-such-flag"], "no such option '--no-such-flag'"),
-        (["--demo", "--http", "off"], "--demo needs the AMQP listener and the HTTP listener"),
-        (["--amqp", "off", "--kafka", "off", "--http", "off"], "amqp, kafka and http are all off"),
+        (["--demo", "--http", "off"], "--demo needs the AMQP and the HTTP listener"),
+        (["--amqp", "off", "--kafka", "off", "--http", "off"], "all listeners are off"),
         (["--config", "nowhere.toml"], "nowhere.toml"),
     ],
 )

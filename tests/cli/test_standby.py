@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.data_folder.standby import Following, Stop, _detail, speaker
+from headrace.cli.data_folder.standby import Following, Stop, _detail, event_printer
 from headrace.client.connection import Connection
 from headrace.client.exchange import Response, parse_url
 from headrace.log.disk import paths
@@ -20,11 +20,11 @@ def test_a_standby_says_what_it_does_and_takes_over(broker: Broker, tmp_path: Pa
     broker.said("pub", "orders", "first")
     standby = Started(["standby", broker.url, "--data-dir", folder, "--name", "second"])
     standby.until(r"^copying the data folder of http://")
-    standby.until(r"^in step; [\d,]+ bytes were copied")
+    standby.until(r"^in step; copied [\d,]+ bytes")
     assert "standby_second" in broker.said("status")
     assert headrace("serve", "--data-dir", folder, *ONLY_HTTP).returncode == 8, "the standby has it"
     assert standby.stop() == 0
-    assert standby.lines[-1].startswith("stopped; in step, up to change ")
+    assert standby.lines[-1].startswith("stopped; in step up to change ")
     promoted = Started(["serve", "--data-dir", folder, *ONLY_HTTP, *SMALL])
     promoted.until("^ready")
     assert promoted.stop() == 0
@@ -45,7 +45,7 @@ def test_nothing_is_lost_by_stopping_the_leader_and_taking_over(tmp_path: Path) 
         standby.until("^in step")
         for number in range(3):
             leader.said("pub", f"t{number}", stdin=b"x" * 1000 + b"\n" + b"y" * 1000 + b"\n")
-    standby.until("has ended the stream")
+    standby.until("ended the stream")
     assert standby.stop() == 0
     promoted = Started(["serve", "--data-dir", folder, *ONLY_HTTP, *SMALL])
     promoted.until("^ready")
@@ -54,15 +54,20 @@ def test_nothing_is_lost_by_stopping_the_leader_and_taking_over(tmp_path: Path) 
         assert headrace("log", "dump", f"t{number}", "--data-dir", folder).stdout.count(b"yyyy") >= 1
 
 
-@pytest.mark.parametrize("said", [None, b'{"folder": "one"}', b"[]"])
-def test_nothing_is_taken_from_a_leader_that_does_not_say_who_it_is(tmp_path: Path, said: bytes | None) -> None:
+@pytest.mark.parametrize(
+    ("hello", "words"),
+    [(None, "is not HELLO"), (b'{"folder": "one"}', "is not HELLO"), (b"[]", "does not say who it is")],
+)
+def test_nothing_is_copied_from_a_leader_without_a_valid_hello(tmp_path: Path, hello: bytes | None, words: str) -> None:
     disk, root = RealDisk(), str(tmp_path / "standby")
     standby = Standby(disk, root, prepare(disk, root))
-    following = Following(Connection(parse_url("http://leader")), standby, "it", speaker(False), Stop.__new__(Stop))
-    with pytest.raises(BadFrame, match="does not say who it is"):
-        if said is not None:
-            following._take(Frame(Kind.HELLO, 1, 0, "", said))
-        following._take(Frame(Kind.CHUNK, 1, 0, "a", b"x"))
+    following = Following(
+        Connection(parse_url("http://leader")), standby, "it", event_printer(False), Stop.__new__(Stop)
+    )
+    with pytest.raises(BadFrame, match=words):
+        if hello is not None:
+            following._apply(Frame(Kind.HELLO, 1, 0, "", hello))
+        following._apply(Frame(Kind.CHUNK, 1, 0, "a", b"x"))
     assert not (tmp_path / "standby" / "a").exists()
     standby.close()
 

@@ -43,15 +43,15 @@ def test_topics_are_chosen_by_pattern(broker: Broker) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (["topic", "info", "nix"], 4, "there is no topic 'nix'"),
-        (["topic", "rm", "nix", "-y"], 4, "there is no topic 'nix'"),
-        (["topic", "rm", "nix"], 2, "say --yes"),
+        (["topic", "info", "nix"], 4, "topic 'nix' does not exist"),
+        (["topic", "rm", "nix", "-y"], 4, "topic 'nix' does not exist"),
+        (["topic", "rm", "nix"], 2, "Confirm with --yes"),
         (["topic", "add", "twice"], 5, "twice"),
         (["topic", "add", "a/b"], 2, "is not a topic name"),
         (["topic", "add", "x", "-c", "segment_size=big"], 2, "segment_size (from the request): 'big' is not a size"),
         (["topic", "add", "x", "-c", "nonsense"], 2, "write NAME=VALUE"),
-        (["topic", "set", "twice"], 2, "nothing to change"),
-        (["topic", "set", "twice", "data_dir=/"], 2, "whole broker only"),
+        (["topic", "set", "twice"], 2, "no setting given"),
+        (["topic", "set", "twice", "data_dir=/"], 2, "can only be set for the whole broker"),
         (["topic", "infos", "x"], 2, "Did you mean 'info'?"),
     ],
 )

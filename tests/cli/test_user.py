@@ -71,7 +71,7 @@ def test_a_user_is_added_changed_and_removed(run: Run) -> None:
     said(run, "user", "add", "ann", "--password-stdin", "-t", "monitoring", stdin=b"s3cret\n")
     assert "ann\tmonitoring\n" in said(run, "user", "ls")
     again = run("user", "add", "ann", "--password", "other")
-    assert again.returncode == 5 and b"exists already" in again.stderr
+    assert again.returncode == 5 and b"already exists" in again.stderr
     said(run, "user", "passwd", "ann", "--password-stdin", stdin=b"other\n")
     said(run, "user", "tags", "ann", "administrator", "impersonator")
     assert {"name": "ann", "tags": ["administrator", "impersonator"]} in json.loads(said(run, "user", "ls", "--json"))[
@@ -122,8 +122,8 @@ def test_the_verbs_of_rabbitmqctl_do_the_same(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "stdin", "words"),
     [
-        ((), b"", "nobody to ask"),
-        (("--password-stdin",), b"\n", "not empty"),
+        ((), b"", "no password given"),
+        (("--password-stdin",), b"\n", "must not be empty"),
         (("--password-stdin", "--password", "x"), b"x\n", "once"),
         (("one", "--password", "two"), b"", "once"),
     ],

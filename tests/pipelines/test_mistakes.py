@@ -29,7 +29,7 @@ TABLE = {}
 NO_TOPIC = """[PYTHON_DATA_SOURCE_ERROR] Failed to create Python data source instance: Traceback:
   File "source.py", line 39, in schema
     Planner(chosen, access).topics()
-headrace.spark.options.BadOption: option 'topic': there is no topic 'orders'
+headrace.spark.options.BadOption: option 'topic': topic 'orders' does not exist
  SQLSTATE: 38000"""
 
 
@@ -45,7 +45,7 @@ def test_a_flow_that_cannot_be_started_has_failed_with_its_reason(shared_broker:
     with pytest.raises(PipelineFailed, match=r"flow 'copy' .* KeyError: 'column' \(mistaken.py, line 8\)"):
         run(shared_broker, file, session, tmp_path)
     session.readStream.format.return_value.options.return_value.load.side_effect = AnalysisException(NO_TOPIC)
-    with pytest.raises(PipelineFailed, match=r"flow 'copy' .* there is no topic 'orders'"):
+    with pytest.raises(PipelineFailed, match=r"flow 'copy' .* topic 'orders' does not exist"):
         run(shared_broker, file, session, tmp_path)
 
 

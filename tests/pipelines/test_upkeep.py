@@ -280,7 +280,7 @@ def test_a_wrong_start_of_a_replay_is_not_blamed_on_an_option_of_the_source(shar
         upkeep.replay("begun", "again", start="5")
     with pytest.raises(InvalidInput, match=r"^start: there is no partition 7"):
         upkeep.replay("begun", "again", start='{"begun": {"7": 1}}')
-    with pytest.raises(NotFound, match="there is no topic 'nowhere'"):
+    with pytest.raises(NotFound, match="topic 'nowhere' does not exist"):
         upkeep.replay("nowhere", "again")
     upkeep.link.close()
 

@@ -163,7 +163,7 @@ def test_an_empty_topic_is_an_empty_table(spark: "SparkSession", broker: Running
         ({"pin": "true"}, "'pin': needs a 'cursor'"),
         ({"pinMaxAge": "long"}, "'pinMaxAge': is a time with its unit"),
         ({"topics": "orders"}, "is given together with topics"),
-        ({"topic": "nowhere"}, "there is no topic 'nowhere'"),
+        ({"topic": "nowhere"}, "topic 'nowhere' does not exist"),
         ({"path": "/nowhere"}, "/nowhere is not a data folder"),
         ({"compression": "zstd"}, "'compression': is for writing"),
         ({"startingTimestamp": "yesterday"}, "'startingTimestamp': is milliseconds"),

@@ -1,4 +1,8 @@
-"""The `headrace` command. One file per noun, loaded when its command is run."""
+"""The `headrace` command.
+
+Each command group has a module, which is imported only when the command runs, so that `headrace --help` stays fast.
+Commands talk to a broker through headrace.client; only those in data_folder/ read the files of a data folder.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -8,6 +12,6 @@ from typing import NoReturn
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         from headrace.cli import app
-    except KeyboardInterrupt:  # somebody changed their mind at once: they need not see what was being imported
+    except KeyboardInterrupt:  # Ctrl-C during the imports: exit without a traceback
         sys.exit(130)
     app.main(arguments)

@@ -1,4 +1,4 @@
-"""From the command line to an exit code: whatever goes wrong is one sentence on stderr, never a traceback."""
+"""The root command: maps every outcome to an exit code, and every error to one sentence on stderr, not a traceback."""
 
 import os
 import select
@@ -16,22 +16,22 @@ WRONG_USAGE = 2
 BUG = 70
 INTERRUPTED = 130
 
-# Part of the interface, most specific first: scripts rely on them. docs/cli.md lists them.
+# Most specific class first. Scripts rely on the codes; docs/cli.md lists them.
 EXIT_CODES: tuple[tuple[type[Exception], int, str], ...] = (
-    (errors.BrokerUnreachable, 3, "no broker answers"),
-    (errors.Unconfirmed, 7, "the connection was lost before the answer came: stored or not, nobody can say"),
-    (errors.NotFound, 4, "the thing named does not exist"),
-    (errors.AlreadyExists, 5, "it exists already, or contradicts what is there"),
+    (errors.BrokerUnreachable, 3, "the broker cannot be reached"),
+    (errors.Unconfirmed, 7, "the connection was lost before the response: the messages may or may not be stored"),
+    (errors.NotFound, 4, "the named object does not exist"),
+    (errors.AlreadyExists, 5, "the object already exists, or the request conflicts with its state"),
     (errors.Conflict, 5, ""),
-    (errors.DataFolderLocked, 8, "another process has the data folder open"),
-    (errors.StorageError, 6, "the disk failed, or data is damaged"),
-    (errors.CannotListen, 10, "a listener cannot listen: the port is taken, or is not ours to take"),
-    (errors.Overloaded, 9, "the broker is overloaded: try again later"),
-    (errors.InvalidInput, 2, "wrong usage: a flag, a setting, a value"),
-    (errors.HeadraceError, 1, "anything else: the broker refuses, or a file cannot be read or written"),
+    (errors.DataFolderLocked, 8, "another process has opened the data folder"),
+    (errors.StorageError, 6, "the disk failed or is full, or data is damaged"),
+    (errors.CannotListen, 10, "a listener cannot bind its address: the port is in use or not permitted"),
+    (errors.Overloaded, 9, "the broker is overloaded; try again later"),
+    (errors.InvalidInput, 2, "invalid usage: an option, a setting or a value"),
+    (errors.HeadraceError, 1, "any other error: the broker refused the request, or a file cannot be read or written"),
 )
 
-# A name that others chose must not make two lines of one, nor steer the terminal.
+# Names chosen by others must not break a line in two or send control sequences to the terminal.
 CONTROL_CHARACTERS = {code: repr(chr(code))[1:-1] for code in (*range(32), *range(127, 160))}
 
 
@@ -40,7 +40,7 @@ class _Root(LazyGroup):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # The reader of our output had enough (`headrace sub x | head`): no mistake. click would end with 1.
+            # The reader of stdout has exited (`headrace sub x | head`), which is no error; click would exit with 1.
             if not _is_reader_gone():
                 raise
             return 0
@@ -82,7 +82,7 @@ root = _Root(
         "completion": "headrace.cli.completion:completion",
     },
     hidden_at={
-        # As rabbitmqctl and kafka-consumer-groups spell them.
+        # The spellings of rabbitmqctl and kafka-consumer-groups.
         "list_queues": "headrace.cli.management.queue:list_queues",
         "purge_queue": "headrace.cli.management.queue:purge",
         "delete_queue": "headrace.cli.management.queue:rm",
@@ -111,7 +111,7 @@ root = _Root(
         "import_definitions": "headrace.cli.management.definitions:import_",
     },
     help="Headrace: a durable, log-structured message broker.",
-    epilog="`headrace COMMAND --help` says more. Settings: docs/configuration.md.",
+    epilog="Use `headrace COMMAND --help` for more about a command. Settings: docs/configuration.md.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 root.params.append(
@@ -136,8 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """The exit code of one command."""
-    _open_what_is_closed()
+    """Runs one command and returns its exit code."""
+    _replace_closed_streams()
     try:
         given = None if arguments is None else list(arguments)
         result = root.main(args=given, standalone_mode=False, complete_var="_HEADRACE_COMPLETE")
@@ -151,40 +151,42 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return 0
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx is not None else "headrace"
-        said = error.format_message().rstrip(".")
-        return fail(f"{said[:1].lower()}{said[1:]} (`{command} --help` says more)", error.exit_code)
+        message = error.format_message().rstrip(".")
+        return fail(f"{message[:1].lower()}{message[1:]} (see `{command} --help`)", error.exit_code)
     except click.ClickException as error:
         return fail(error.format_message(), error.exit_code)
     except BrokenPipeError:
-        # Whatever is still buffered must not hit the closed pipe again when Python flushes on its way out.
+        # Python flushes stdout at exit; what is still buffered must not go to the closed pipe again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except errors.HeadraceError as error:
         return fail(f"{error}{_advice(error)}", next(code for kind, code, _ in EXIT_CODES if isinstance(error, kind)))
-    except (UnicodeEncodeError, UnicodeDecodeError) as error:  # names and JSON are text; what was given is not
-        return fail(f"not UTF-8: {str(error.object)[:80]!a}", WRONG_USAGE)
+    except (UnicodeEncodeError, UnicodeDecodeError) as error:  # names and JSON must be text
+        return fail(f"not valid UTF-8: {str(error.object)[:80]!a}", WRONG_USAGE)
     except OSError as error:
         place = f": {error.filename}" if error.filename else ""
         return fail(f"{(error.strerror or str(error)).lower()}{place}", 1)
     except Exception as error:
         if os.environ.get("HEADRACE_TRACEBACK"):
             raise
-        said = f"{type(error).__name__}: {error}"
-        return fail(f"a bug of ours, please report it ({said}); HEADRACE_TRACEBACK=1 shows where", BUG)
+        text = f"internal error, please report it: {type(error).__name__}: {error}"
+        return fail(f"{text} (set HEADRACE_TRACEBACK=1 for a traceback)", BUG)
     return result if isinstance(result, int) else 0
 
 
-def _open_what_is_closed() -> None:
-    """Whoever starts us with `<&-` or `>&-` has nothing to say or wants nothing to hear; and no file of ours gets the
-    number of a stream, for a program that we start to write into."""
+def _replace_closed_streams() -> None:
+    """Opens /dev/null for each standard stream that was closed with `<&-` or `>&-`.
+
+    Otherwise a file opened later would get the descriptor of the stream, and a child process would write into it.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (open as long as we live)
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (stays open until the process exits)
 
 
 def _advice(error: errors.HeadraceError) -> str:
     if isinstance(error, errors.BrokerUnreachable):
-        return " (--url or HEADRACE_URL says where it is, `headrace serve` starts one)"
+        return " (start a broker with `headrace serve`, or set its address with --url or HEADRACE_URL)"
     return ""
 
 

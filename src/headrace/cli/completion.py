@@ -1,4 +1,4 @@
-"""`headrace completion`: what a shell needs to complete our commands."""
+"""`headrace completion`: shell completion scripts."""
 
 import click
 
@@ -8,7 +8,7 @@ SHELLS = ("bash", "zsh", "fish")
 @click.command()
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
-    """Print the completion script of a SHELL.
+    """Print the completion script for SHELL.
 
     \b
     eval "$(headrace completion bash)"                                  # in ~/.bashrc
@@ -22,5 +22,5 @@ def completion(shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None
     script = found(root, {}, "headrace", "_HEADRACE_COMPLETE").source()
-    # click's script for fish cuts what it says of a command at the first comma: only the first one parts anything.
+    # click's script for fish splits at every comma and so cuts descriptions: split only at the first.
     click.echo(script.replace('(string split "," $completion)', '(string split -m 1 "," $completion)'))

@@ -1,4 +1,4 @@
-"""`headrace demo`: keep a running broker busy with a small shop, so that there is something to see."""
+"""`headrace demo`: a small shop that generates traffic on a running broker."""
 
 import asyncio
 import contextlib
@@ -17,14 +17,18 @@ SUMMARY_S = 10.0
 
 
 @click.command()
-@click.option("--rate", type=click.FloatRange(0.1, 100_000), default=40.0, show_default=True, help="Orders a second.")
-@click.option("--spark/--no-spark", default=True, help="Run the revenue pipeline too, if Java and PySpark are there.")
-@click.option("--quiet", is_flag=True, help="Say nothing but what goes wrong.")
+@click.option("--rate", type=click.FloatRange(0.1, 100_000), default=40.0, show_default=True, help="Orders per second.")
+@click.option(
+    "--spark/--no-spark", default=True, help="Also run the revenue pipeline, if Java and PySpark are installed."
+)
+@click.option("--quiet", is_flag=True, help="Print errors only.")
 @url_option
 def demo(rate: float, spark: bool, quiet: bool, url: str | None, config_file: Path | None) -> int:
-    """Publish orders over AMQP, work on them, let a few die, read all again over Kafka, sum them up in Spark.
+    """Generate traffic: a small shop that uses AMQP, Kafka and Spark.
 
-    Runs until Ctrl-C. What it made stays: the queues orders and orders.dead, the topics revenue and orders.bad.
+    The shop publishes orders over AMQP, consumes them, rejects a few into a dead-letter queue, reads all of them again
+    over Kafka and sums up the revenue in Spark. It runs until Ctrl-C. The queues orders and orders.dead and the topics
+    revenue and orders.bad remain afterwards.
     """
     from headrace.client.admin import Client
 
@@ -34,7 +38,7 @@ def demo(rate: float, spark: bool, quiet: bool, url: str | None, config_file: Pa
         status = client.get("/status")
     listeners = status["listeners"]
     if not listeners.get("amqp"):
-        raise InvalidInput("the demo speaks AMQP, and this broker's AMQP listener is off")
+        raise InvalidInput("the demo needs AMQP, but the AMQP listener of this broker is off")
     kafka = _address(listeners["kafka"][0]) if listeners.get("kafka") else None
     pipeline = _start_pipeline(found, status["data_dir"], say) if spark else None
     try:
@@ -57,14 +61,14 @@ async def _run(
 
     assert callable(say)
     shop = Shop(amqp, kafka, rate=rate, say=say, login=login_of(url), tls=tls_contexts(url, tls))
-    say(f"{rate:g} orders a second; the dashboard is {parse_url(url)}/  Ctrl-C stops the demo")
+    say(f"{rate:g} orders per second; dashboard: {parse_url(url)}/; stop with Ctrl-C")
     work = asyncio.ensure_future(shop.run())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, work.cancel)
     while not work.done():
         await asyncio.wait({work}, timeout=SUMMARY_S)
-        done = f"{shop.published:,} published  {shop.worked:,} worked  {shop.died:,} died"
+        done = f"{shop.published:,} published  {shop.worked:,} processed  {shop.died:,} rejected"
         say(f"{done}  {shop.audited:,} read over Kafka")
     if not work.cancelled():
         work.result()
@@ -80,20 +84,20 @@ def _start_pipeline(url: str, data_dir: str, say: object) -> "subprocess.Popen[b
     try:
         check_java()
     except HeadraceError as error:
-        say(f"without Spark: {error}")
+        say(f"running without Spark: {error}")
         return None
     if find_spec("pyspark") is None:
-        say("without Spark: PySpark is not installed (pip install 'headrace[spark]')")
+        say("running without Spark: PySpark is not installed (pip install 'headrace[spark]')")
         return None
     import headrace.demo
 
     file = Path(headrace.demo.__file__).with_name("revenue.py")
     folder = Path(data_dir).parent / f"{Path(data_dir).name}-demo-checkpoints"
-    say("starting Spark for the revenue pipeline; its first batch takes some seconds")
+    say("starting Spark for the revenue pipeline; the first batch takes a few seconds")
     command = [sys.executable, "-m", "headrace", "pipeline", "run", str(file)]
     command += ["--checkpoint", str(folder), "--master", "local[2]"]
     command += ["-c", "spark.ui.enabled=false", "-c", "spark.sql.shuffle.partitions=2"]
-    # Not among the arguments, which everybody on the machine may look at: there may be a password in it.
+    # In the environment, because every user of the machine can read arguments, and the URL may contain a password.
     environment, nowhere = {**os.environ, URL_ENV: url}, subprocess.DEVNULL
     return subprocess.Popen(command, env=environment, stdin=nowhere, stdout=nowhere, stderr=nowhere)
 

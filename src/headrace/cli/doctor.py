@@ -1,4 +1,4 @@
-"""`headrace doctor`: is everything there, and if not, what to do."""
+"""`headrace doctor`: checks of the environment, with advice for each problem."""
 
 import os
 import shutil
@@ -33,14 +33,14 @@ class Finding(NamedTuple):
     "--data-dir",
     type=click.Path(path_type=Path, readable=False),
     metavar="FOLDER",
-    help="The data folder; otherwise the setting's.",
+    help="Data folder to check.  [default: the setting `data_dir`]",
 )
 @json_option
 @config_option
 def doctor(data_dir: Path | None, as_json: bool, config_file: Path | None) -> int:
-    """Check Python, compiler, Java, ports, disk and limits, and say what to do about each.
+    """Check Python, the compiler, Java, ports, disk and limits, and print what to do about each problem.
 
-    The exit code is 1 when something that is needed is missing. Columns: check, state, found, what_to_do.
+    Exits with 1 if a requirement is missing. Columns: check, state, found, what_to_do.
     """
     from headrace.cli.output import show_json, show_rows
     from headrace.config import load
@@ -65,34 +65,36 @@ def _python() -> Iterator[Finding]:
 
     compiled = not str(kernel.__file__).endswith(".py")
     yield Finding(
-        "compiled kernels", GOOD if compiled else BAD, "yes" if compiled else "no", "" if compiled else "make build"
+        "compiled kernels", GOOD if compiled else BAD, "yes" if compiled else "no", "" if compiled else "run make build"
     )
     try:
         yield Finding("uvloop", GOOD, metadata.version("uvloop"))
     except metadata.PackageNotFoundError:
-        yield Finding("uvloop", WARN, "not installed", "pip install uvloop: about a third less CPU for small messages")
+        yield Finding(
+            "uvloop", WARN, "not installed", "pip install uvloop: saves about a third of the CPU for small messages"
+        )
     from headrace.record.compression import libzstd
 
     if libzstd.FOUND:
-        yield Finding("libzstd", GOOD, "the system's")
+        yield Finding("libzstd", GOOD, "system library")
     else:
-        advice = "batches in zstd unfold in two thirds of the time with it (Debian: apt install libzstd1)"
+        advice = "install it to decompress zstd batches a third faster (Debian: apt install libzstd1)"
         yield Finding("libzstd", WARN, "not found", advice)
 
 
 def _tools() -> Iterator[Finding]:
     compiler = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
-    advice = "only to build from source (Debian: apt install build-essential python3-dev)"
+    advice = "needed only to build from source (Debian: apt install build-essential python3-dev)"
     yield Finding("C compiler", GOOD if compiler else WARN, compiler or "none", "" if compiler else advice)
     npm = shutil.which("npm")
-    advice = "only for the dashboard: install Node.js, then make ui"
+    advice = "needed only for the dashboard: install Node.js, then run make ui"
     yield Finding("npm", GOOD if npm else WARN, npm or "none", "" if npm else advice)
     import headrace
 
     modules = Path(headrace.__file__).parent / "listeners/http/ui/static/vendor/preact.js"
     there = modules.exists()
     yield Finding(
-        "dashboard", GOOD if there else WARN, "complete" if there else "modules missing", "" if there else "make ui"
+        "dashboard", GOOD if there else WARN, "complete" if there else "modules missing", "" if there else "run make ui"
     )
 
 
@@ -105,7 +107,7 @@ def _spark() -> Iterator[Finding]:
     try:
         yield Finding("Java", GOOD, str(check_java()))
     except HeadraceError as error:
-        yield Finding("Java", WARN, "none that fits", f"only for pipelines: {error}")
+        yield Finding("Java", WARN, "no suitable version", f"needed only for pipelines: {error}")
     spark = find_spec("pyspark") is not None
     advice = "" if spark else "pip install 'headrace[spark]'"
     yield Finding("PySpark", GOOD if spark else WARN, "installed" if spark else "none", advice)
@@ -116,7 +118,7 @@ def _limits() -> Iterator[Finding]:
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     fits = hard == resource.RLIM_INFINITY or hard >= FILES_MIN
-    advice = "raise it: ulimit -Hn, or LimitNOFILE= in the unit; each connection and segment is an open file"
+    advice = "raise the limit with ulimit -Hn or LimitNOFILE=: each connection and segment is an open file"
     yield Finding("open files", GOOD if fits else WARN, f"{hard:,}", "" if fits else advice)
 
 
@@ -133,14 +135,14 @@ def _ports(config: object) -> Iterator[Finding]:
             with socket.create_server((host, address.port)):
                 yield Finding(f"port of {listener}", GOOD, f"{address.port} is free")
         except OSError as error:
-            # Not its strerror: create_server adds to it what it tried, in words for programmers.
+            # Not error.strerror, to which create_server adds the Python tuple of the address.
             reason = f"{address.port}: {os.strerror(error.errno).lower() if error.errno else error}"
-            advice = f"a broker runs already, or choose another: --{listener} HOST:PORT"
+            advice = f"a broker may be running; otherwise choose another address with --{listener} HOST:PORT"
             yield Finding(f"port of {listener}", WARN, reason, advice)
 
 
 def _disk(folder: Path) -> Iterator[Finding]:
-    advice = "choose another --data-dir, or its owner"
+    advice = "choose another --data-dir, or run as its owner"
     place = folder
     try:
         while not place.exists():
@@ -152,15 +154,15 @@ def _disk(folder: Path) -> Iterator[Finding]:
         return
     yield Finding("data folder", GOOD, str(folder))
     fits = free >= FREE_BYTES_MIN
-    advice = "" if fits else "make room, or move --data-dir"
+    advice = "" if fits else "free some space, or choose another --data-dir"
     yield Finding("disk space", GOOD if fits else WARN, f"{free >> 20:,} MB free", advice)
     slow = median > SYNC_MS_SLOW
-    advice = "every confirm waits for one of these: a disk with power-loss protection answers in well under 1 ms"
+    advice = "every confirm waits for a sync: a disk with power-loss protection needs well under 1 ms"
     yield Finding("fdatasync, median", WARN if slow else GOOD, f"{median:.2f} ms", advice if slow else "")
 
 
 def _sync_ms(place: Path) -> float:
-    """The median time of a small write and its sync, in the folder where the data will be."""
+    """Median time to sync a small write in the folder."""
     import tempfile
 
     times = []

@@ -1,4 +1,4 @@
-"""A command group that loads a command only when it is run, and that knows the verbs of other tools."""
+"""Command groups that import a command only when it runs, and that accept the verbs of other tools."""
 
 import difflib
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-# What fingers know from rabbitmqadmin, rpk, kafka-topics and kcat. Not shown in --help.
+# Verbs of rabbitmqadmin, rpk, kafka-topics and kcat. Not shown in --help.
 ALIASES = {
     "list": "ls",
     "describe": "info",
@@ -36,18 +36,17 @@ ALIASES = {
     "server": "serve",
 }
 
-
-WHOLE_SENTENCE = 1000  # characters: click would cut what does not fit on one line, and "..." explains nothing
+SUMMARY_CHARACTERS_MAX = 1000  # never truncate the summary of a command, as click does by default
 
 
 class AliasGroup(click.Group):
-    """A group whose commands answer to their aliases and to the nearest guess."""
+    """A group that accepts aliases of its commands and suggests the nearest name for an unknown command."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         with formatter.section("Commands"):
             formatter.write_dl(
-                [(name, found.get_short_help_str(WHOLE_SENTENCE)) for name, found in commands.items() if found]
+                [(name, found.get_short_help_str(SUMMARY_CHARACTERS_MAX)) for name, found in commands.items() if found]
             )
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -65,7 +64,7 @@ class AliasGroup(click.Group):
 
 
 class LazyGroup(AliasGroup):
-    """The root: `commands_at` maps a command to `module:attribute`."""
+    """A group that imports its commands on use: `commands_at` maps a command to `module:attribute`."""
 
     def __init__(
         self, *, commands_at: Mapping[str, str], hidden_at: Mapping[str, str] | None = None, **options: Any
@@ -75,7 +74,7 @@ class LazyGroup(AliasGroup):
         self._hidden_at = hidden_at or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._commands_at)  # in the order a newcomer meets them
+        return list(self._commands_at)  # in the order in which a new user needs them
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         place = self._commands_at.get(cmd_name) or self._commands_at.get(ALIASES.get(cmd_name, ""))

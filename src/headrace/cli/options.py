@@ -1,4 +1,4 @@
-"""Options that many commands share."""
+"""Options that commands share, and how a command finds its broker and settings file."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 URL_ENV = "HEADRACE_URL"
-EVERYWHERE = {"0.0.0.0": "localhost", "::": "localhost", "*": "localhost"}
+ALL_INTERFACES = frozenset({"0.0.0.0", "::", "*"})
 
 
 def json_option(command: Command) -> Command:
-    return click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
 def json_answer(command: Callable[..., Any]) -> Callable[..., None]:
-    """--json for a command that only changes something: what it returns is shown, and only then."""
+    """Adds --json to a command that only changes something: with it, the command's return value is printed."""
 
     @json_option
     @wraps(command)
@@ -44,7 +44,7 @@ def config_option(command: Command) -> Command:
         "config_file",
         type=click.Path(path_type=Path),
         envvar="HEADRACE_CONFIG",
-        help="Settings file; headrace.toml in the current folder when there is one.",
+        help="Settings file.  [default: headrace.toml in the current folder, if it exists]",
     )(command)
 
 
@@ -53,14 +53,14 @@ def url_option(command: Command) -> Command:
         "--url",
         metavar="URL",
         envvar=URL_ENV,
-        help="Broker to talk to, http://HOST:PORT or http://USER:PASSWORD@HOST:PORT, with TLS "
-        "https://HOST:PORT?cacertfile=FILE; otherwise the one of `http`.",
+        help="URL of the broker: http://[USER:PASSWORD@]HOST:PORT, or with TLS https://HOST:PORT?cacertfile=FILE.  "
+        "[default: the address in the setting `http`]",
     )
     return config_option(option(command))
 
 
 def settings_file(given: Path | None) -> Path | None:
-    """The settings file asked for, or the one that lies here, or none."""
+    """The given settings file, or else headrace.toml in the current folder, if it exists."""
     if given is not None:
         return given
     here = Path("headrace.toml")
@@ -68,7 +68,7 @@ def settings_file(given: Path | None) -> Path | None:
 
 
 def broker_url(url: str | None, config_file: Path | None) -> str:
-    """Where the broker is, in the same order of precedence as for the broker itself."""
+    """URL of the broker: the given one, or else the address in the settings, which a broker started here would use."""
     if url:
         return url
     from headrace.config import load
@@ -76,14 +76,16 @@ def broker_url(url: str | None, config_file: Path | None) -> str:
     config = load(env=os.environ, file=settings_file(config_file))
     address = config.http
     if address is None:
-        raise InvalidInput("the http setting is off, so --url or HEADRACE_URL must say where the broker is")
-    host = EVERYWHERE.get(address.host, address.host)
+        raise InvalidInput("the setting `http` is off: give the URL of the broker with --url or HEADRACE_URL")
+    host = "localhost" if address.host in ALL_INTERFACES else address.host
     return config.http_url(f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}")
 
 
 def living_broker(url: str | None, config_file: Path | None) -> str:
-    """Where the broker is, and that it is there: who types a command wants to know at once, not after
-    the minute that a program waits for a broker to come back."""
+    """URL of the broker, checked by a request.
+
+    A user at a terminal gets the error at once; a client library would retry for a minute.
+    """
     from headrace.client.admin import Client
 
     found = broker_url(url, config_file)
@@ -93,7 +95,7 @@ def living_broker(url: str | None, config_file: Path | None) -> str:
 
 
 def tls_contexts(url: str, listeners: Iterable[str]) -> "dict[str, ssl.SSLContext]":
-    """For those listeners that speak TLS, with the trust that the broker's address asks for."""
+    """A TLS context per listener, with the trust settings of the broker's URL."""
     from headrace.client.exchange import parse_url
     from headrace.client.tls import context_of
 

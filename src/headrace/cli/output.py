@@ -1,7 +1,7 @@
-"""What a command shows: a table for people, tab-separated values for pipes, JSON for programs.
+"""Output of commands: a table on a terminal, tab-separated values in a pipe, JSON with --json.
 
-Piped output has no header line and no colours, and a tab or line break inside a value is escaped, so that
-`cut -f2` and `while read` work. rich is imported only where a person is looking.
+Piped output has no header line and no colours, and tabs and line breaks inside values are escaped, so that `cut -f2`
+and `while read` work. rich is imported only for a terminal.
 """
 
 import sys
@@ -12,21 +12,22 @@ import msgspec
 
 Cell = str | int | float | bool | None
 Row = Mapping[str, Cell]
-NAME_WIDTH_MAX = 32  # of the first column: up to this it is whole, however narrow the terminal
+NAME_WIDTH_MAX = 32  # the first column is not wrapped up to this width, even on a narrow terminal
 
 
 def for_people() -> bool:
+    """Whether stdout is a terminal."""
     return sys.stdout.isatty()
 
 
 def show_json(value: object) -> None:
-    """One JSON document: indented for a person, on one line for a program."""
+    """Prints one JSON document: indented on a terminal, on one line in a pipe."""
     data = msgspec.json.encode(value)
     click.echo(msgspec.json.format(data, indent=2) if for_people() else data)
 
 
 def show_rows(rows: Sequence[Row], columns: Sequence[str], *, empty: str = "nothing to show") -> None:
-    """A table or TSV; columns are the keys of a row, underscores shown as spaces."""
+    """Prints a table or TSV. Columns are keys of the rows; the table shows their underscores as spaces."""
     if not for_people():
         for row in rows:
             click.echo("\t".join(_plain(row.get(column)) for column in columns))
@@ -49,7 +50,7 @@ def show_rows(rows: Sequence[Row], columns: Sequence[str], *, empty: str = "noth
 
 
 def show_facts(facts: Mapping[str, Cell]) -> None:
-    """Names and values, one a line."""
+    """Prints names and values, one pair per line."""
     if not for_people():
         for name, value in facts.items():
             click.echo(f"{name}\t{_plain(value)}")
@@ -60,13 +61,13 @@ def show_facts(facts: Mapping[str, Cell]) -> None:
 
 
 def say(sentence: str) -> None:
-    """A remark for a person beside the output: on stderr, and only when somebody is looking."""
+    """Prints a remark to stderr, if that is a terminal."""
     if sys.stderr.isatty():
         click.echo(sentence, err=True)
 
 
 def say_in_place(sentence: str) -> None:
-    """As say, in the place of what was said in it last: for what goes on. Nothing clears the line."""
+    """Like `say`, but replaces the previous remark, for progress. An empty sentence clears the line."""
     if sys.stderr.isatty():
         click.echo(f"\r{sentence}\033[K", err=True, nl=False)
 

@@ -1,4 +1,4 @@
-"""`headrace pipeline`: run a pipeline on Spark, and see how those that run are doing."""
+"""`headrace pipeline`: run pipelines on Spark, and show the state of running ones."""
 
 import contextlib
 import sys
@@ -20,7 +20,7 @@ COLUMNS = ("name", "state", "lag", "rows_per_second", "batch_ms", "rows_total", 
 
 @click.group(cls=AliasGroup)
 def pipeline() -> None:
-    """Run pipelines on Spark: Python files with plain PySpark functions. docs/pipelines.md says more."""
+    """Run, list and stop pipelines on Spark. A pipeline is a Python file with PySpark functions (docs/pipelines.md)."""
 
 
 @pipeline.command("init")
@@ -35,7 +35,7 @@ def init(file: Path, as_json: bool) -> None:
         with file.open("x") as target:
             target.write(SAMPLE.replace("THIS_FILE", str(file)))
     except FileExistsError:
-        raise AlreadyExists(f"{file} is there already; say another name") from None
+        raise AlreadyExists(f"{file} already exists; choose another name") from None
     if as_json:
         show_json({"written": str(file)})
         return
@@ -44,16 +44,16 @@ def init(file: Path, as_json: bool) -> None:
 
 @pipeline.command("run")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--once", is_flag=True, help="Read what is there and stop, instead of following for ever.")
-@click.option("--master", help="Spark master, such as spark://HOST:7077; otherwise this machine, with all its cores.")
+@click.option("--once", is_flag=True, help="Read up to the current end, then exit.")
+@click.option("--master", help="Spark master, such as spark://HOST:7077.  [default: this machine with all its cores]")
 @click.option(
     "--checkpoint",
     type=click.Path(path_type=Path),
     default="headrace-checkpoints",
     show_default=True,
-    help="Folder that keeps how far each flow is. Deleting it starts from the beginning, as a new writer.",
+    help="Folder for the progress of each flow. Without it, flows start from the beginning, as new writers.",
 )
-@click.option("-c", "--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; may be repeated.")
+@click.option("-c", "--conf", multiple=True, metavar="KEY=VALUE", help="Spark setting. Repeatable.")
 @url_option
 def run(
     file: Path,
@@ -64,15 +64,15 @@ def run(
     url: str | None,
     config_file: Path | None,
 ) -> int:
-    """Run the pipeline in FILE until it is stopped: by Ctrl-C, SIGTERM or `headrace pipeline stop`.
+    """Run the pipeline in FILE until Ctrl-C, SIGTERM or `headrace pipeline stop`.
 
-    It ends after the batch that is under way. The exit code is 0 when it was stopped or has read everything, and
-    1 when a flow failed.
+    It stops after the current batch. Exits with 0 if it was stopped or has read everything, and with 1 if a flow
+    failed.
     """
     from headrace.pipelines.java import check_java, check_pyspark
 
     check_pyspark()
-    check_java()  # before anything else takes its time
+    check_java()  # fail before the slow start of Spark
     from headrace.pipelines.load import load_pipeline
     from headrace.pipelines.run import PipelineFailed, Running, Where
     from headrace.pipelines.session import build
@@ -92,7 +92,7 @@ def run(
         click.echo(f"headrace: {failed}", err=True)
         return FAILED
     finally:
-        with contextlib.suppress(Exception):  # a JVM that is gone cannot be asked to stop, and what went wrong is told
+        with contextlib.suppress(Exception):  # the JVM may have died; its failure is already reported
             session.stop()
     return 0
 
@@ -100,7 +100,7 @@ def run(
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise InvalidInput(f"{text!r} is not a setting of Spark; write KEY=VALUE")
+        raise InvalidInput(f"{text!r} is not a Spark setting; write KEY=VALUE")
     return name, value
 
 
@@ -108,10 +108,10 @@ def _pair(text: str) -> tuple[str, str]:
 @json_option
 @url_option
 def ls(as_json: bool, url: str | None, config_file: Path | None) -> None:
-    """List the pipelines that reported to the broker.
+    """List the pipelines that have reported to the broker.
 
-    Columns: name, state, lag, rows_per_second, batch_ms, rows_total, last_error. A state of `lost` means that a
-    running pipeline has said nothing for half a minute.
+    Columns: name, state, lag, rows_per_second, batch_ms, rows_total, last_error. The state `lost` means that a running
+    pipeline has not reported for 30 seconds.
     """
     from headrace.cli.output import show_json, show_rows
 
@@ -128,7 +128,7 @@ def ls(as_json: bool, url: str | None, config_file: Path | None) -> None:
 @json_option
 @url_option
 def status(name: str, as_json: bool, url: str | None, config_file: Path | None) -> None:
-    """Show how the pipeline NAME is: over all, and flow by flow."""
+    """Show the state of pipeline NAME and of each of its flows."""
     from headrace.cli.output import for_people, show_facts, show_json, show_rows
     from headrace.client.exchange import path_of
 
@@ -150,12 +150,12 @@ def status(name: str, as_json: bool, url: str | None, config_file: Path | None) 
 @url_option
 @json_answer
 def stop(name: str, url: str | None, config_file: Path | None) -> dict[str, object]:
-    """Ask the pipeline NAME to stop after its batch, wherever it runs."""
+    """Stop pipeline NAME after its current batch, on whatever machine it runs."""
     from headrace.pipelines.run import ask_to_stop
 
     answer = ask_to_stop(broker_url(url, config_file), name)
     if sys.stderr.isatty():
-        click.echo(f"{name} is {answer['state']} and was asked to stop", err=True)
+        click.echo(f"asked {name} to stop (state: {answer['state']})", err=True)
     return {"stopping": [name], "state": answer["state"]}
 
 

@@ -1,4 +1,4 @@
-"""Progress bars on stderr, when a person is looking; silence otherwise."""
+"""Progress bars on stderr. Without a terminal nothing is printed."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def bar(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Yields a function to call with the bytes done since the last call."""
+    """Yields a function that the caller calls with the number of bytes processed since the last call."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

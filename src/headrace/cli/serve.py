@@ -1,4 +1,4 @@
-"""`headrace serve`: run the broker. Its flags are the settings, all of them."""
+"""`headrace serve`: run the broker. Every setting is an option of this command."""
 
 import os
 import sys
@@ -20,14 +20,14 @@ KIND_NAMES = {
     "count": "N",
 }
 EPILOG = (
-    "Every flag can also be set as HEADRACE_NAME in the environment or as `name` in headrace.toml; "
-    "flags win over the environment, the environment over the file. Sizes are written 256MB or 4 KB, "
-    "durations 5s, 100ms or 7d."
+    "Every setting can also be given as HEADRACE_NAME in the environment or as `name` in headrace.toml. Options "
+    "override the environment, and the environment overrides the file. Write sizes as 256MB or 4 KB, and durations "
+    "as 5s, 100ms or 7d."
 )
 
 
 def setting_option(setting: Setting) -> click.Option:
-    """The flag of a setting. Values stay text: config parses them, so that every source is read alike."""
+    """The option of a setting. Its value stays text, so that config parses the values of all sources alike."""
     names = [setting.flag, *("--" + alias.replace("_", "-") for alias in _flag_aliases(setting)), setting.name]
     if setting.kind == "bool":
         names[0] += f"/--no-{setting.flag[2:]}"
@@ -39,12 +39,12 @@ def setting_option(setting: Setting) -> click.Option:
 
 
 def _flag_aliases(setting: Setting) -> tuple[str, ...]:
-    """Kafka's spellings are for topics; on the command line they would only be noise."""
+    """Aliases of stream settings are Kafka's spellings for topics; as options they would only clutter --help."""
     return setting.aliases if setting.scope == "broker" else ()
 
 
 @config_option
-@click.option("--demo", is_flag=True, help="Keep the broker busy with a small shop: something to see at once.")
+@click.option("--demo", is_flag=True, help="Also run `headrace demo`, which generates traffic.")
 @json_option
 def _serve(config_file: Path | None, demo: bool, as_json: bool, **flags: Any) -> int:
     """Run the broker until SIGTERM or Ctrl-C.
@@ -57,15 +57,18 @@ def _serve(config_file: Path | None, demo: bool, as_json: bool, **flags: Any) ->
     """
     config = load(flags, os.environ, settings_file(config_file))
     if config.amqp is config.kafka is config.http is None:
-        raise InvalidInput("nobody could reach this broker: amqp, kafka and http are all off")
-    from headrace.server import Beside, run
+        raise InvalidInput("all listeners are off: enable at least one of --amqp, --kafka and --http")
+    from headrace.server import SideProcess, run
 
     if not demo:
         return run(config, as_json=as_json)
     if config.amqp is None or config.http is None:
-        raise InvalidInput("--demo needs the AMQP listener and the HTTP listener: one of them is off")
-    text = "orders over AMQP, some die, all are read again over Kafka and summed up in Spark (headrace demo)"
-    return run(config, beside=Beside((sys.executable, "-m", "headrace", "demo", "--quiet"), text), as_json=as_json)
+        raise InvalidInput("--demo needs the AMQP and the HTTP listener, but one of them is off")
+    command = (sys.executable, "-m", "headrace", "demo", "--quiet")
+    shop = SideProcess(
+        command, "a small shop publishes over AMQP, reads over Kafka and adds up in Spark (headrace demo)"
+    )
+    return run(config, side_process=shop, as_json=as_json)
 
 
 serve = click.command("serve", epilog=EPILOG)(_serve)

@@ -1,4 +1,4 @@
-"""`headrace status`: how a broker is, and with which settings it runs."""
+"""`headrace status`: state and settings of a running broker."""
 
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,20 @@ NOT_READY = 1
 
 
 @click.command()
-@click.option("-s", "--settings", "with_settings", is_flag=True, help="Every setting in force, and where it came from.")
+@click.option(
+    "-s",
+    "--settings",
+    "with_settings",
+    is_flag=True,
+    help="Show all settings and their origin, not only those changed.",
+)
 @json_option
 @url_option
 def status(with_settings: bool, as_json: bool, url: str | None, config_file: Path | None) -> int:
-    """Show how the broker is: version, listeners, topics, how it started, the settings that are not the default.
+    """Show the state of the broker: version, listeners, topics, recovery, and changed settings.
 
-    The exit code is 0 when the broker takes messages, 1 when it runs but does not, 3 when nobody answers.
+    Exits with 0 if the broker accepts messages, with 1 if it runs but does not accept them, and with 3 if it cannot be
+    reached.
     """
     from headrace.cli.output import show_json
     from headrace.client.admin import Client
@@ -53,7 +60,7 @@ def _show(answer: dict[str, Any], with_settings: bool) -> None:
     facts["topics"] = answer["topics"]
     facts["partitions"] = answer["partitions"]
     for name, value in answer["recovery"].items():
-        if value or name == "clean" or not for_people():  # a dozen noughts hide what people look for
+        if value or name == "clean" or not for_people():  # hide zeros on a terminal
             facts[f"recovery_{name}"] = _short(value)
     show_facts(facts)
     settings = [s for s in answer["settings"] if with_settings or s["origin"] != "default"]

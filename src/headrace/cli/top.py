@@ -1,4 +1,4 @@
-"""`headrace top`: the broker's numbers, live in the terminal."""
+"""`headrace top`: live rates and depths in the terminal."""
 
 import time
 from pathlib import Path
@@ -15,39 +15,39 @@ if TYPE_CHECKING:
     from headrace.client.management import Management
 
 COLUMNS = ("name", "kind", "ready", "unacked", "consumers", "in_per_s", "ack_per_s", "size_bytes")
-AT_THE_BROKER = {"in_per_s": "rates.publish", "ack_per_s": "rates.ack"}  # columns that it has by another name
+SORT_KEYS = {"in_per_s": "rates.publish", "ack_per_s": "rates.ack"}  # columns that the broker calls differently
 
 
 @click.command()
-@click.option("-n", "--limit", type=click.IntRange(1, 500), default=20, show_default=True, help="So many streams.")
+@click.option("-n", "--limit", type=click.IntRange(1, 500), default=20, show_default=True, help="Number of streams.")
 @click.option(
     "--sort",
     type=click.Choice(COLUMNS),
     metavar="COLUMN",
     default="ready",
     show_default=True,
-    help="Largest first by this column, or by name.",
+    help="Sort by this column, largest first; names in alphabetical order.",
 )
 @click.option(
-    "-i", "--interval", type=click.FloatRange(0.2), default=1.0, show_default=True, help="Seconds between looks."
+    "-i", "--interval", type=click.FloatRange(0.2), default=1.0, show_default=True, help="Seconds between updates."
 )
-@click.option("--once", is_flag=True, help="One look, then stop. So it is when nobody is looking at a terminal.")
+@click.option("--once", is_flag=True, help="Print once and exit. This is the default in a pipe.")
 @json_option
 @url_option
 def top(
     limit: int, sort: str, interval: float, once: bool, as_json: bool, url: str | None, config_file: Path | None
 ) -> None:
-    """Watch rates, depths and the busiest streams until Ctrl-C.
+    """Show rates, depths and the busiest streams, and update them until Ctrl-C.
 
     Columns when piped: name, kind, ready, unacked, consumers, in_per_s, ack_per_s, size_bytes.
     """
     from headrace.cli.output import for_people, show_json, show_rows
 
     with manage(url, config_file) as client:
-        now, rows = _look(client, limit, sort)
+        now, rows = _sample(client, limit, sort)
         if as_json or once or not for_people():
-            time.sleep(1.1)  # a rate needs two looks
-            now, rows = _look(client, limit, sort)
+            time.sleep(1.1)  # a rate needs two samples
+            now, rows = _sample(client, limit, sort)
             show_json({"overview": now, "streams": rows}) if as_json else show_rows(rows, COLUMNS)
             return
         from rich.live import Live
@@ -55,13 +55,13 @@ def top(
         with Live(_screen(now, rows), screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(interval)
-                live.update(_screen(*_look(client, limit, sort)), refresh=True)
+                live.update(_screen(*_sample(client, limit, sort)), refresh=True)
 
 
-def _look(client: "Management", limit: int, sort: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _sample(client: "Management", limit: int, sort: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     now = client.call("GET", "headrace", "overview", query={"step": 60})
     reverse = "false" if sort == "name" else "true"
-    column = AT_THE_BROKER.get(sort, sort)
+    column = SORT_KEYS.get(sort, sort)
     query: dict[str, str | int | None] = {"page": 1, "page_size": limit, "sort": column, "sort_reverse": reverse}
     found = client.call("GET", "headrace", "streams", query=query)["items"]
     rows = [{**one, "in_per_s": one["rates"]["publish"], "ack_per_s": one["rates"].get("ack", 0.0)} for one in found]

@@ -1,4 +1,8 @@
-"""Settings of a broker: what there is, what it means, and where a value comes from."""
+"""Settings of a broker: declaration, help text, parsing, and precedence of their sources.
+
+Every layer above the log may read a Config. The structs for storage settings live in headrace.log.settings, because
+the log uses them without this package.
+"""
 
 from headrace.config.declared import (
     DURABILITIES,

@@ -1,7 +1,8 @@
-"""Every setting, declared once: flags, environment, headrace.toml, docs and `status` are derived from here.
+"""Declares every setting once: flags, environment variables, headrace.toml, the docs and `status` derive from SETTINGS.
 
-The structs (model.py, log/settings.py) give a setting its type and default; SETTINGS says how people write it
-and what it means. To add one: a field there, a line here; tests fail until both exist and the docs are made.
+The structs in model.py and log/settings.py hold the type and the default of a setting; SETTINGS holds its spelling,
+its bounds and its help text. To add a setting, add a field there and a line here, then regenerate the docs; tests
+fail until all three agree.
 """
 
 from headrace.config.setting import Setting
@@ -9,183 +10,205 @@ from headrace.log.settings import GB, KB, MB
 
 UNLIMITED = {"unlimited": -1}
 FOREVER = {"forever": -1}
-SEGMENT_MOST = 2 * GB - 1  # positions in a segment's index are 32 bits wide
+SEGMENT_BYTES_MAX = 2 * GB - 1  # positions in an offset index have 32 bits
 
 SETTINGS: tuple[Setting, ...] = (
-    # Where things are.
+    # Places.
     Setting(
         "data_dir",
         "path",
-        "Folder that holds everything the broker keeps. Made when missing; locked against a second broker.",
+        "Data folder: holds the logs, the catalog and the users. Created if missing; only one broker can open it at "
+        "a time.",
         aliases=("storage_path",),
     ),
     Setting(
         "tier_dir",
         "path",
-        "Folder for segments archived as Parquet (`headrace log tier`); `auto` is `tier` in the data folder. "
-        "What is archived already stays where it is.",
+        "Folder for segments archived as Parquet by `headrace log tier`. `auto` is `tier` inside the data folder. "
+        "Changing it does not move segments that are already archived.",
         path="log.tier_dir",
     ),
     Setting(
         "http",
         "address",
-        "Where the HTTP listener listens, `HOST:PORT`; `off` closes it, port 0 takes a free one.",
+        "Address of the HTTP listener, `HOST:PORT`. `off` disables it; port 0 picks a free port.",
         unset="off",
     ),
-    Setting("amqp", "address", "Where the AMQP 0-9-1 listener listens, `HOST:PORT`; `off` closes it.", unset="off"),
-    Setting("kafka", "address", "Where the Kafka listener listens, `HOST:PORT`; `off` closes it.", unset="off"),
-    # Who may listen in.
+    Setting(
+        "amqp",
+        "address",
+        "Address of the AMQP 0-9-1 listener, `HOST:PORT`. `off` disables it; port 0 picks a free port.",
+        unset="off",
+    ),
+    Setting(
+        "kafka",
+        "address",
+        "Address of the Kafka listener, `HOST:PORT`. `off` disables it; port 0 picks a free port.",
+        unset="off",
+    ),
+    # TLS.
     Setting(
         "tls_cert",
         "file",
-        "Certificate of this broker, PEM, with the chain up to its CA: the listeners then speak TLS on their "
-        "ports, and "
-        "nothing else. Read again when it changes.",
+        "Certificate of this broker in PEM format, including the chain up to its CA. When set, the listeners in "
+        "`tls_listeners` accept only TLS. Reloaded when the file changes.",
         unset="off",
     ),
-    Setting("tls_key", "file", "The certificate's key, PEM, without a password; `auto`: it is in `tls_cert`, too."),
+    Setting(
+        "tls_key",
+        "file",
+        "Private key of the certificate in PEM format, without a password. `auto` reads it from the `tls_cert` file.",
+    ),
     Setting(
         "tls_client_ca",
         "file",
-        "CA, PEM: clients must show a certificate of it, besides whatever user and password are asked for.",
+        "CA certificate in PEM format. Clients must present a certificate signed by this CA, in addition to any "
+        "user and password.",
         unset="off",
     ),
     Setting(
         "tls_listeners",
         "names",
-        "Which listeners use TLS, separated by commas.",
+        "Listeners that use TLS, separated by commas.",
         choices=("amqp", "kafka", "http"),
         aliases=("tls_doors",),
     ),
-    # What is promised.
+    # Durability.
     Setting(
         "durability",
         "choice",
-        "`sync`: a confirm means the message is on stable storage. `os`: a confirm means the operating "
-        "system has it; a power cut can then lose confirmed messages (a killed broker cannot).",
+        "When a message is confirmed. `sync`: once it is on stable storage. `os`: once the operating system has it; "
+        "a power failure can then lose confirmed messages, a crash of the broker cannot.",
         choices=("sync", "os"),
     ),
     Setting(
         "standby_confirms",
         "count",
-        "So many standbys must have a change on their disks, too, before anybody is told of it. Without that many, "
-        "publishers wait. 0: standbys follow, and nobody waits for them.",
+        "Number of standbys that must sync a change before it is confirmed. Publishers wait while fewer are "
+        "in step. 0 never waits for standbys.",
         most=10,
     ),
     Setting(
         "profile",
         "choice",
-        "A documented bundle of settings. Whatever is set explicitly wins over the bundle.",
+        "Named group of settings for one goal. Settings given explicitly override it.",
         choices=("none", "throughput", "latency", "availability"),
     ),
-    # What it says.
+    # Logging.
     Setting(
         "log_level",
         "choice",
-        "How much the broker says on stderr.",
+        "Lowest level of log messages written to stderr.",
         choices=("debug", "info", "warning", "error"),
     ),
-    Setting("log_format", "choice", "Lines for people or one JSON object per line.", choices=("text", "json")),
-    # Topics that make themselves.
-    Setting("auto_create_topics", "bool", "Publishing to a topic that does not exist creates it."),
+    Setting(
+        "log_format",
+        "choice",
+        "Format of log messages: plain text, or one JSON object per line.",
+        choices=("text", "json"),
+    ),
+    # Automatically created topics.
+    Setting("auto_create_topics", "bool", "Create a missing topic when a client publishes to it."),
     Setting(
         "auto_create_partitions",
         "count",
-        "Partitions of a topic created by publishing to it.",
+        "Number of partitions of a new topic, unless the request that creates it gives one.",
         least=1,
         most=10_000,
     ),
-    Setting("partitions_max", "count", "Most partitions one topic may have.", least=1, most=100_000),
-    # Limits of one request, one connection, one process.
-    Setting("request_bytes_max", "size", "Largest body of one HTTP request.", least=KB),
+    Setting("partitions_max", "count", "Maximum number of partitions per topic.", least=1, most=100_000),
+    # Limits per request, connection and process.
+    Setting("request_bytes_max", "size", "Maximum size of an HTTP request body.", least=KB),
     Setting(
         "decompressed_bytes_max",
         "size",
-        "Most that one compressed request or batch may unfold to.",
+        "Maximum size of a compressed request or batch after decompression.",
         least=64 * KB,
     ),
     Setting(
         "read_bytes_max",
         "size",
-        "Most that one read answers with; a larger single message still comes.",
+        "Maximum size of a read response. A single larger message is still returned.",
         least=KB,
     ),
-    Setting("read_wait_max", "duration", "Longest that a read may wait for new messages.", path="read_wait_ms_max"),
-    Setting("connections_max", "count", "Most client connections per listener.", least=1),
+    Setting("read_wait_max", "duration", "Maximum time a read may wait for new messages.", path="read_wait_ms_max"),
+    Setting("connections_max", "count", "Maximum number of client connections per listener.", least=1),
     Setting(
         "stop_timeout",
         "duration",
-        "How long a stopping broker lets work in flight end before it closes connections. Nothing "
-        "confirmed is lost either way.",
+        "How long a stopping broker waits for requests in progress before it closes their connections. Confirmed "
+        "messages are safe either way.",
         path="stop_timeout_ms",
     ),
     Setting(
         "memory_limit",
         "size",
-        "Memory of the process. Publishers are slowed from 60 % of it on, paused over 90 %, and go on below 80 %; "
-        "`auto` is 2 GB or 40 % of the machine or container, whichever is less.",
+        "Memory limit of the process. Publishers are throttled above 60 % of it, paused above 90 % and resumed "
+        "below 80 %. `auto` is 2 GB or 40 % of the memory of the machine or container, whichever is less.",
         words={"auto": 0},
     ),
     Setting(
         "disk_free_limit",
         "size",
-        "Free space on the data folder's disk below which publishers are paused; they go on with a quarter more.",
+        "Pause publishers while the disk of the data folder has less free space than this. They resume once free "
+        "space exceeds the limit by a quarter.",
     ),
     Setting(
         "disk_reserve",
         "size",
-        "Free space below which appends are refused outright, so that checkpoints still have room.",
+        "Refuse appends while the disk has less free space than this, so that checkpoints still have room.",
         path="log.disk_reserve",
     ),
     Setting(
         "open_files_max",
         "count",
-        "Most segment files held open; `auto` is a quarter of the process's limit.",
+        "Maximum number of segment files kept open. `auto` is a quarter of the process's limit on open files.",
         path="log.open_files_max",
         words={"auto": 0},
     ),
-    # Housekeeping.
+    # Background work.
     Setting(
         "retention_interval",
         "duration",
-        "How often retention and compaction look for work.",
+        "How often the broker looks for segments to delete or compact.",
         path="retention_interval_ms",
         least=100,
     ),
     Setting(
         "offset_checkpoint_interval",
         "duration",
-        "Acknowledgements and read positions alone are synced at most this often: a power cut may repeat "
-        "that much, a killed broker repeats nothing. 0 syncs them only on stop.",
+        "How often acknowledgements and read positions are synced while nothing else is. A power failure can undo "
+        "those of this interval, so that messages are delivered again; a crash of the broker cannot. 0 syncs them "
+        "only on shutdown.",
         path="log.settle_sync_interval_ms",
     ),
     Setting(
         "checkpoint_interval",
         "duration",
-        "How often the journal's work is synced to the segments in the background.",
+        "How often a background checkpoint syncs the segments that the journal covers.",
         path="log.checkpoint_interval_ms",
         least=10,
     ),
     Setting(
         "checkpoint_bytes",
         "size",
-        "Or after this much was written.",
+        "Run a checkpoint earlier, once this much has been written since the last one.",
         path="log.checkpoint_bytes",
         least=64 * KB,
     ),
-    # The journal.
+    # Journal and commit.
     Setting(
         "journal_file_size",
         "size",
         "Size of one journal file.",
         path="log.journal_file_bytes",
         least=64 * KB,
-        most=SEGMENT_MOST,
+        most=SEGMENT_BYTES_MAX,
     ),
     Setting(
         "journal_files",
         "count",
-        "Journal files in the ring; when all wait for a checkpoint, publishers wait too.",
+        "Number of journal files. Publishers wait when all of them wait for a checkpoint.",
         path="log.journal_files",
         least=2,
         most=1024,
@@ -193,88 +216,91 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "round_bytes_max",
         "size",
-        "Most that one sync covers; what does not fit waits for the next.",
+        "Maximum size of a round, the batch of appends that one sync makes durable. Further appends wait for the "
+        "next round.",
         path="log.round_bytes_max",
         least=4 * KB,
     ),
     Setting(
         "inline_bytes_max",
         "size",
-        "A larger piece of a round goes straight to its segment instead of through the journal; a quarter of it, if "
-        "nothing else is in the round.",
+        "Appends larger than this go directly to their segment instead of through the journal. The limit is a "
+        "quarter of this if the round contains nothing else.",
         path="log.inline_bytes_max",
     ),
     Setting(
         "index_cache_size",
         "size",
-        "Memory for pieces of the offset indexes in use.",
+        "Memory for caching offset indexes.",
         path="log.index_cache_bytes",
     ),
     Setting(
         "recovery_batch_bytes_max",
         "size",
-        "Recovery takes a batch that claims to be larger than this for damage.",
+        "Recovery treats a batch that claims to be larger than this as damaged.",
         path="log.batch_bytes_max",
         least=KB,
     ),
-    # Listeners to come read these.
+    # Kafka and AMQP.
     Setting(
         "kafka_advertised",
         "address",
-        "Address told to Kafka clients, when it differs from where the listener listens (containers, NAT); "
-        "`auto` is the address they connected to.",
+        "Address announced to Kafka clients, if it differs from the address of the listener (containers, NAT). "
+        "`auto` announces the address that the client connected to.",
     ),
     Setting(
         "kafka_node_id",
         "count",
-        "The number Kafka clients know this broker by: for scripts that place partitions on the broker of a Kafka that "
-        "had another, often 0.",
+        "Broker id announced to Kafka clients. Change it for scripts that assign partitions to the id of a former "
+        "Kafka broker, often 0.",
         most=2**31 - 1,
     ),
     Setting(
         "kafka_session_timeout_max",
         "duration",
-        "Longest session timeout a Kafka group member may ask for.",
+        "Maximum session timeout that a Kafka group member may request.",
         path="kafka_session_timeout_ms_max",
         least=1000,
     ),
     Setting(
         "kafka_migration_policy",
         "choice",
-        "Which live Kafka groups change their protocol, as Kafka's `group.consumer.migration.policy`: `upgrade` is "
-        "from the classic one to the new one, `downgrade` is back.",
+        "Which Kafka groups may change their protocol while they have members, as in Kafka's "
+        "`group.consumer.migration.policy`. `upgrade`: from classic to consumer; `downgrade`: from consumer to "
+        "classic.",
         choices=("bidirectional", "upgrade", "downgrade", "disabled"),
     ),
     Setting(
         "amqp_product",
         "choice",
-        "Product announced to AMQP clients; `rabbitmq` for clients that behave differently when they know the name.",
+        "Product name announced to AMQP clients. `rabbitmq` is for clients that change their behaviour when they "
+        "see that name.",
         choices=("headrace", "rabbitmq"),
     ),
     Setting(
         "amqp_heartbeat",
         "duration",
-        "Heartbeat offered to AMQP clients; 0 is none.",
+        "Heartbeat interval offered to AMQP clients. 0 disables heartbeats.",
         path="amqp_heartbeat_ms",
     ),
-    Setting("amqp_channels_max", "count", "Most channels per AMQP connection.", least=1, most=65_535),
-    Setting("amqp_frame_max", "size", "Largest AMQP frame.", least=4 * KB, most=16 * MB),
-    Setting("amqp_bindings_max", "count", "Most bindings of one virtual host.", least=1),
-    Setting("amqp_consumers_max", "count", "Most AMQP consumers, of all connections together.", least=1),
-    # Per stream; the broker's value is the default of every stream.
+    Setting("amqp_channels_max", "count", "Maximum number of channels per AMQP connection.", least=1, most=65_535),
+    Setting("amqp_frame_max", "size", "Maximum size of an AMQP frame.", least=4 * KB, most=16 * MB),
+    Setting("amqp_bindings_max", "count", "Maximum number of bindings per virtual host.", least=1),
+    Setting("amqp_consumers_max", "count", "Maximum number of AMQP consumers on all connections together.", least=1),
+    # Per stream. The broker's value is the default for every stream.
     Setting(
         "segment_size",
         "size",
-        "A segment file is sealed at this size. Retention and compaction work on sealed segments.",
+        "Size at which a segment is sealed. Retention and compaction work on sealed segments only.",
         path="stream.segment_size",
         least=KB,
-        most=SEGMENT_MOST,
+        most=SEGMENT_BYTES_MAX,
         aliases=("segment_bytes",),
     ),
     Setting(
         "segment_age",
         "duration",
-        "A segment file is sealed at this age, too, so that retention also works on a quiet topic.",
+        "Age at which a segment is sealed, so that retention also works on topics with little traffic.",
         path="stream.segment_age_ms",
         least=1,
         aliases=("segment_ms", "segment_age_ms"),
@@ -290,42 +316,42 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "write_mode",
         "choice",
-        "`sync`: confirmed after a sync shared with everything else that arrived. `sync-immediate`: a "
-        "sync of its own. `async`: confirmed and visible at once, synced later.",
+        "When a message is confirmed. `sync`: after a sync shared with everything else that arrived. "
+        "`sync-immediate`: after a sync of its own. `async`: at once, and synced later.",
         path="stream.write_mode",
         choices=("sync", "sync-immediate", "async"),
     ),
     Setting(
         "flush_interval",
         "duration",
-        "With `write_mode` async: the longest until what was confirmed is synced; 0 is never.",
+        "With `write_mode` async: maximum time until a confirmed message is synced. 0 disables this limit.",
         path="stream.flush_interval_ms",
         aliases=("flush_ms", "flush_interval_ms"),
     ),
     Setting(
         "flush_bytes",
         "size",
-        "With `write_mode` async: or after this much; 0 is never.",
+        "With `write_mode` async: sync after this much has been written. 0 disables this limit.",
         path="stream.flush_bytes",
     ),
     Setting(
         "retention_ms",
         "duration",
-        "Messages older than this are removed, a sealed segment at a time; `forever` keeps them.",
+        "Delete messages older than this, one sealed segment at a time. `forever` keeps them.",
         path="stream.retention_ms",
         words=FOREVER,
     ),
     Setting(
         "retention_bytes",
         "size",
-        "The oldest segments of a partition are removed when it is larger than this.",
+        "Delete the oldest segments of a partition while it is larger than this.",
         path="stream.retention_bytes",
         words=UNLIMITED,
     ),
     Setting(
         "cleanup_policy",
         "choice",
-        "`delete` removes old segments; `compact` keeps the last message of every key; `compact,delete` does both, "
+        "`delete` removes old segments. `compact` keeps the last message of every key. `compact,delete` does both, "
         "in either order.",
         path="stream.cleanup_policy",
         choices=("delete", "compact", "compact,delete", "delete,compact"),
@@ -333,15 +359,15 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "compaction_lag",
         "duration",
-        "Messages younger than this are never compacted away.",
+        "Never compact away messages younger than this.",
         path="stream.compaction_lag_ms",
         aliases=("min_compaction_lag_ms", "compaction_lag_ms"),
     ),
     Setting(
         "compaction_lag_max",
         "duration",
-        "A message that is older than this, and was not looked at by compaction yet, has the log compacted, whatever "
-        "`compaction_dirty_percent` says; a segment is closed by the first message that comes when it is so old.",
+        "Compact a log once it has an uncompacted message older than this, whatever `compaction_dirty_percent` is. "
+        "A segment of this age is sealed by the next append.",
         path="stream.compaction_lag_max_ms",
         aliases=("max_compaction_lag_ms", "compaction_lag_max_ms"),
         words=FOREVER,
@@ -349,24 +375,24 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "compaction_dirty_percent",
         "count",
-        "Compaction begins when at least this much of the sealed bytes is new since the last one. Less is sooner, and "
-        "more rewriting.",
+        "Compact a log once this share of its sealed bytes is new since the last compaction. A lower value compacts "
+        "sooner and rewrites more.",
         path="stream.compaction_dirty_percent",
         most=100,
     ),
     Setting(
         "tombstone_retention",
         "duration",
-        "How long compaction keeps a null value, so that every reader can see that the key is gone: from the first "
-        "compaction that passes it on, whatever the time of the message.",
+        "How long compaction keeps a tombstone (a null value), so that every reader can see that the key is gone. "
+        "Counted from the first compaction that sees it, not from the message's timestamp.",
         path="stream.tombstone_retention_ms",
         aliases=("delete_retention_ms", "tombstone_retention_ms"),
     ),
     Setting(
         "compression",
         "choice",
-        "Compression of the batches the broker builds itself, from HTTP and AMQP. Kafka batches stay as sent, "
-        "unless the topic itself sets this.",
+        "Compression of the batches that the broker builds from HTTP and AMQP messages. Kafka batches are stored as "
+        "sent, unless the topic itself has this setting.",
         path="stream.compression",
         choices=("none", "gzip", "snappy", "lz4", "zstd"),
         aliases=("compression_type",),
@@ -374,14 +400,14 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "timestamp_type",
         "choice",
-        "Whose time a Kafka record carries: `create` is its producer's, `append` is the broker's when it is stored.",
+        "Timestamp of Kafka records. `create`: the producer's. `append`: the broker's, set when it stores the record.",
         path="stream.timestamp_type",
         choices=("create", "append"),
     ),
     Setting(
         "batch_bytes_max",
         "size",
-        "Largest batch taken, and so the largest message.",
+        "Maximum size of a batch, and therefore of a message.",
         path="stream.batch_bytes_max",
         least=KB,
         most=64 * MB,
@@ -390,8 +416,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "key_index",
         "bool",
-        "Keep an index of keys beside the log, so that the last message of a key can be asked for "
-        "(`GET /topics/TOPIC/keys/KEY`, `headrace topic get`). Needs `pip install 'headrace[keys]'`.",
+        "Keep an index of keys, so that the last message of a key can be read (`GET /topics/TOPIC/keys/KEY`, "
+        "`headrace topic get`). Needs `pip install 'headrace[keys]'`.",
         path="stream.key_index",
     ),
 )
@@ -401,10 +427,10 @@ BY_NAME: dict[str, Setting] = {
 }
 STREAM_SETTINGS: tuple[Setting, ...] = tuple(setting for setting in SETTINGS if setting.scope == "stream")
 
-# Each bundle trades something; docs/configuration.md says what. Explicit settings win.
+# Each profile trades one goal for another, see docs/configuration.md. Explicit settings override a profile.
 PROFILES: dict[str, dict[str, str]] = {
     "none": {},
-    "throughput": {  # fewer, larger pieces of work; recovery after a kill takes longer
+    "throughput": {  # fewer, larger writes; recovery after a kill takes longer
         "segment_size": "1GB",
         "index_interval": "16KB",
         "compression": "lz4",
@@ -413,13 +439,13 @@ PROFILES: dict[str, dict[str, str]] = {
         "checkpoint_bytes": "1GB",
         "checkpoint_interval": "2m",
     },
-    "latency": {  # small rounds, nothing that makes one message wait for another's work
+    "latency": {  # small rounds, so that no message waits for the work of others
         "compression": "none",
         "round_bytes_max": "4MB",
         "checkpoint_bytes": "64MB",
         "checkpoint_interval": "10s",
     },
-    "availability": {  # back soon after a crash, and early warning before the disk is full
+    "availability": {  # fast recovery after a crash, and early back-pressure before the disk is full
         "segment_size": "64MB",
         "checkpoint_bytes": "32MB",
         "checkpoint_interval": "5s",

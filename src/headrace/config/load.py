@@ -1,4 +1,4 @@
-"""Where values come from: flags, then the environment, then headrace.toml, then profile, then default."""
+"""Composes a Config from its sources. Precedence: flags, environment, headrace.toml, profile, default."""
 
 import difflib
 import os
@@ -24,8 +24,10 @@ def load(
     *,
     arguments: Mapping[str, object] | None = None,
 ) -> Config:
-    """The settings in force. Flags are given by setting name, None = not given; no file is no mistake. Arguments are
-    the flags of who calls from Python."""
+    """The effective settings. Flags map a setting's name to its value; None means that the flag was not given.
+
+    `arguments` are settings given by a Python caller, such as `embedded.open`; they override every other source.
+    """
     given: dict[str, tuple[object, str]] = {}
     if file is not None:
         given |= _from_file(file)
@@ -41,7 +43,7 @@ def load(
 
 
 def find(name: str, origin: str) -> Setting:
-    """The setting of that name, however it is spelled (retention.ms, retention-ms, retention_ms)."""
+    """The setting of that name in any spelling: retention.ms, retention-ms or retention_ms."""
     spelling = name.strip().lower().replace("-", "_").replace(".", "_")
     setting = BY_NAME.get(spelling)
     if setting is None:
@@ -53,12 +55,12 @@ def find(name: str, origin: str) -> Setting:
 def stream_settings(
     given: Mapping[str, object], base: StreamSettings, *, origin: str = "from the request"
 ) -> StreamSettings:
-    """`base` with what one stream sets for itself; None takes a setting back to `base`'s value."""
+    """`base` with the settings of one stream applied; None resets a setting to the value in `base`."""
     changes: dict[str, Any] = {}
     for name, value in given.items():
         setting = find(name, origin)
         if setting.scope != "stream":
-            raise InvalidSetting(name, origin, "can be set for the whole broker only, not per topic")
+            raise InvalidSetting(name, origin, "can only be set for the whole broker, not per topic")
         if value is not None:
             changes[setting.path.removeprefix("stream.")] = setting.parse(value, origin)
     return _consistent(msgspec.structs.replace(base, **changes), origin)
@@ -66,18 +68,18 @@ def stream_settings(
 
 def _consistent(settings: StreamSettings, origin: str) -> StreamSettings:
     if 0 <= settings.compaction_lag_max_ms < settings.compaction_lag_ms:
-        raise InvalidSetting("compaction_lag_max", origin, "is less than compaction_lag")
+        raise InvalidSetting("compaction_lag_max", origin, "must not be less than compaction_lag")
     return settings
 
 
 def stream_settings_text(settings: StreamSettings) -> dict[str, str]:
-    """Every per-stream setting as a person would write it."""
+    """Every per-stream setting, formatted as in headrace.toml."""
     config = Config(stream=settings)
     return {setting.name: setting.render(setting.read(config)) for setting in STREAM_SETTINGS}
 
 
 def _from_environment(env: Mapping[str, str]) -> dict[str, tuple[object, str]]:
-    """Other variables are left alone: for a service of our name Kubernetes sets HEADRACE_PORT and more."""
+    """Ignores unknown HEADRACE_ variables: Kubernetes sets HEADRACE_PORT and others for a service of that name."""
     given: dict[str, tuple[object, str]] = {}
     for spelling, setting in BY_NAME.items():
         variable = ENV_PREFIX + spelling.upper()
@@ -89,26 +91,26 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, tuple[object, str]]:
 
 
 def _refuse_twice(setting: Setting, given: Mapping[str, object], origin: str) -> None:
-    """Nobody could say which of two spellings holds."""
+    """Neither of two spellings of one setting has precedence over the other."""
     if setting.name in given:
         names = ", ".join((setting.name, *setting.aliases))
-        raise InvalidSetting(setting.name, origin, f"is set twice; its names are {names}")
+        raise InvalidSetting(setting.name, origin, f"is set twice; use only one of its names: {names}")
 
 
 def _from_file(file: Path) -> dict[str, tuple[object, str]]:
     origin = f"from {file}"
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8-sig"))  # editors of Windows begin with a mark
+        content = tomllib.loads(file.read_text(encoding="utf-8-sig"))  # Windows editors write a BOM
     except OSError as error:
         raise InvalidSetting("config", origin, f"cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidSetting("config", origin, f"is not TOML: {error}") from None
+        raise InvalidSetting("config", origin, f"is not valid TOML: {error}") from None
     given: dict[str, tuple[object, str]] = {}
     for name, value in content.items():
         setting = find(name, origin)
         _refuse_twice(setting, given, origin)
         if setting.kind in {"path", "file"} and isinstance(value, str) and value.strip() and value != setting.unset:
-            value = str(file.parent / os.path.expanduser(value))  # a path in the file is meant from where the file is
+            value = str(file.parent / os.path.expanduser(value))  # relative to the file, not to the current folder
         given[setting.name] = (value, origin)
     return given
 
@@ -145,7 +147,7 @@ class InForce(msgspec.Struct, frozen=True):
 
 
 def in_force(config: Config) -> list[InForce]:
-    """Every setting as a person would write it, with where it came from: what `status` shows."""
+    """Every setting with its value, default and origin, formatted as in headrace.toml; `headrace status` shows them."""
     return [
         InForce(
             name=setting.name,

@@ -1,4 +1,4 @@
-"""The settings as the broker uses them: typed, frozen, with their defaults."""
+"""Config: the settings as the broker uses them, typed, frozen and with their defaults."""
 
 from typing import Literal
 from urllib.parse import urlencode
@@ -17,7 +17,7 @@ AmqpProduct = Literal["headrace", "rabbitmq"]
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What one broker runs with. Made by `load`, passed down, never looked up from a global."""
+    """All settings of one broker. Built by `load` and passed down; there is no global instance."""
 
     data_dir: str = "./headrace-data"
     http: Address | None = Address("localhost", 15672)
@@ -56,15 +56,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     amqp_consumers_max: int = 100_000
     log: LogSettings = LogSettings()
     stream: StreamSettings = StreamSettings()
-    origins: dict[str, str] = msgspec.field(default_factory=dict)  # setting -> where its value came from
+    origins: dict[str, str] = msgspec.field(default_factory=dict)  # by setting name; only settings that were given
 
     def has_tls(self, listener: str) -> bool:
-        """Whether that listener speaks TLS, and only TLS."""
+        """Whether the listener accepts only TLS; otherwise it accepts only plain connections."""
         return self.tls_cert is not None and listener in self.tls_listeners
 
     def http_url(self, authority: str) -> str:
-        """How programs on this machine reach the HTTP listener: with TLS they trust the very certificate it shows,
-        whatever name is in it."""
+        """URL of the HTTP listener for clients on this machine.
+
+        With TLS, the URL pins the configured certificate, so that the host name in the certificate does not matter.
+        """
         if self.tls_cert is None or not self.has_tls("http"):
             return f"http://{authority}"
         return f"https://{authority}?{urlencode({'pinnedcertfile': self.tls_cert})}"

@@ -1,4 +1,4 @@
-"""What a setting is, and how a value written by a person becomes one the broker can use."""
+"""Setting: the description of one setting, and the parsing and formatting of its values."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -19,8 +19,8 @@ from headrace.config.units import (
 from headrace.errors import InvalidInput
 
 ENV_PREFIX = "HEADRACE_"
-LISTENERS = {"http": 15672, "amqp": 5672, "kafka": 9092}  # the ports everybody knows
-NUMBER_MOST = 2**53  # larger ones would not survive JSON
+LISTENERS = {"http": 15672, "amqp": 5672, "kafka": 9092}  # default ports
+NUMBER_MOST = 2**53  # JSON readers that use doubles cannot represent larger integers exactly
 
 Kind = Literal["size", "duration", "bool", "choice", "address", "path", "file", "text", "count", "names"]
 
@@ -29,7 +29,7 @@ DEFAULTS = Config()
 
 
 class InvalidSetting(InvalidInput):
-    """A setting that cannot be used; the sentence says which, why, and where it came from."""
+    """A setting is unknown or its value is invalid. The message names the setting, its origin and the reason."""
 
     def __init__(self, name: str, origin: str, reason: str) -> None:
         super().__init__(f"{name} ({origin}): {reason}")
@@ -39,19 +39,19 @@ class InvalidSetting(InvalidInput):
 class Described(msgspec.Struct, frozen=True):
     name: str
     kind: Kind
-    help: str  # a sentence or two; the docs and --help print it as it stands
+    help: str  # printed unchanged by --help and in the docs
 
 
 class Setting(Described, frozen=True, kw_only=True):
-    """How one field of Config, LogSettings (`log.x`) or StreamSettings (`stream.x`) is written by people."""
+    """Spelling, bounds and help text of one field of Config, LogSettings (`log.x`) or StreamSettings (`stream.x`)."""
 
-    path: str = ""  # the field, when it is not the name
+    path: str = ""  # path of the field, if it differs from the name
     choices: tuple[str, ...] = ()
-    words: Mapping[str, int] = {}  # words for a number, such as "unlimited"
+    words: Mapping[str, int] = {}  # words that stand for a number, such as "unlimited"
     least: int = 0
     most: int | None = None
     aliases: tuple[str, ...] = ()
-    unset: str = "auto"  # how people write that there is none
+    unset: str = "auto"  # spelling of None
 
     @property
     def scope(self) -> Literal["broker", "stream"]:
@@ -67,7 +67,7 @@ class Setting(Described, frozen=True, kw_only=True):
 
     @property
     def default(self) -> str:
-        """As a person would write it."""
+        """The default, formatted as in headrace.toml."""
         return self.render(self.read(DEFAULTS))
 
     def read(self, config: Config) -> object:
@@ -77,14 +77,14 @@ class Setting(Described, frozen=True, kw_only=True):
         return value
 
     def parse(self, value: object, origin: str) -> object:
-        """The value as the struct wants it; InvalidSetting says what is wrong with it."""
+        """The value as the struct stores it. Raises InvalidSetting."""
         try:
             return PARSERS[self.kind](self, value)
         except ValueError as error:
             raise InvalidSetting(self.name, origin, str(error)) from None
 
     def render(self, value: object) -> str:
-        """The inverse of parse: parse(render(x)) == x."""
+        """Inverse of parse: parse(render(x)) == x."""
         if value is None:
             return self.unset
         for word, number in self.words.items():
@@ -119,10 +119,10 @@ def _parse_number(setting: Setting, value: object) -> int:
     if number in setting.words.values():
         return number
     if number < setting.least:
-        raise ValueError(f"{_quote(value)} is less than {setting.render(setting.least)}")
+        raise ValueError(f"{_quote(value)} is less than the minimum of {setting.render(setting.least)}")
     most = NUMBER_MOST if setting.most is None else setting.most
     if number > most:
-        raise ValueError(f"{_quote(value)} is more than {setting.render(most)}")
+        raise ValueError(f"{_quote(value)} is more than the maximum of {setting.render(most)}")
     return number
 
 
@@ -143,7 +143,7 @@ def _parse_choice(setting: Setting, value: object) -> str:
 
 
 def _parse_names(setting: Setting, value: object) -> tuple[str, ...]:
-    """Some of the choices: a list in the file, commas everywhere else."""
+    """A subset of the choices: a list in headrace.toml, separated by commas elsewhere."""
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, list) or not names:
         raise ValueError(f"{_quote(value)} is not a list of {', '.join(setting.choices)}")
@@ -153,7 +153,7 @@ def _parse_names(setting: Setting, value: object) -> tuple[str, ...]:
 
 def _parse_address(setting: Setting, value: object) -> Address | None:
     if isinstance(value, bool) or not isinstance(value, int | str):
-        if value is False:  # `amqp = false` in the file is plain enough
+        if value is False:  # accept `amqp = false` in headrace.toml
             return None
         raise ValueError(f"{_quote(value)} is not an address; write HOST:PORT or off")
     if str(value).strip().lower() in {"off", "none", "auto", "false"}:

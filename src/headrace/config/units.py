@@ -1,4 +1,7 @@
-"""How people write sizes, durations and addresses. ValueError says what is wrong in half a sentence."""
+"""Parses and formats sizes, durations and addresses.
+
+Parsers raise ValueError with a message that follows the name of a setting, such as "'5x' is not a size; write ...".
+"""
 
 import re
 from collections.abc import Mapping
@@ -28,7 +31,7 @@ _DURATIONS |= {"h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
 class Address(msgspec.Struct, frozen=True):
     host: str
-    port: int  # 0 = any free one
+    port: int  # 0 = any free port
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -36,12 +39,12 @@ class Address(msgspec.Struct, frozen=True):
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "256MB", "4 KB", "1.5g" or "1024"; units are powers of 1,024."""
+    """Bytes in "256MB", "4 KB", "1.5g" or "1024"; units are powers of 1,024."""
     return quantity(text, _SIZES, "a size", "256MB, 4 KB or a number of bytes")
 
 
 def parse_duration(text: str) -> int:
-    """Milliseconds of "5s", "100ms", "1.5h", "7d" or "250" (milliseconds)."""
+    """Milliseconds in "5s", "100ms", "1.5h", "7d" or "250" (milliseconds)."""
     return quantity(text, _DURATIONS, "a duration", "5s, 100ms, 7d or a number of milliseconds")
 
 
@@ -60,7 +63,7 @@ def format_duration(duration_ms: int) -> str:
 
 
 def parse_address(text: str, default_port: int) -> Address:
-    """HOST:PORT, HOST, :PORT or PORT; an IPv6 host in brackets; `*` is every interface."""
+    """Address in "HOST:PORT", "HOST", ":PORT" or "PORT"; IPv6 hosts need brackets, `*` means all interfaces."""
     text = text.strip()
     match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]*))(?::(\d+))?", text)
     if match is None or not text:
@@ -70,7 +73,7 @@ def parse_address(text: str, default_port: int) -> Address:
     if host.isdecimal() and not match[3]:
         host, port = "", int(host)
     if port > 65_535:
-        raise ValueError(f"{port} is not a port; ports end at 65535")
+        raise ValueError(f"{port} is not a port; the highest port is 65535")
     return Address("0.0.0.0" if host == "*" else host or "localhost", port)
 
 
@@ -79,6 +82,6 @@ def quantity(text: str, units: Mapping[str, int], what: str, like: str) -> int:
     scale = units.get(match[2].lower()) if match else None
     if match is None or scale is None:
         raise ValueError(f"{text!r} is not {what}; write {like}")
-    # Whole numbers stay exact: a float has 53 bits and would round a large one.
+    # Whole numbers are computed as int: a float would round those above 2**53.
     number = float(match[1]) * scale if "." in match[1] else int(match[1]) * scale
     return int(number) if abs(number) < 2**63 else 2**63

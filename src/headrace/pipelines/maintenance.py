@@ -134,7 +134,7 @@ class Upkeep:
     def _logs(self, topic: str) -> list[dict[str, Any]]:
         logs = self.link.logs(topic)
         if logs is None:
-            raise NotFound(f"there is no topic {topic!r}")
+            raise NotFound(f"topic {topic!r} does not exist")
         return logs
 
     def _segments(self, topic: str) -> list[tuple[int, int, Segment]]:

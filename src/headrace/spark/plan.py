@@ -33,7 +33,8 @@ class Planner:
             return sorted(name for name in existing if matches(name))
         for name in self.options.topics:
             if name not in existing:
-                raise BadOption("topic" if len(self.options.topics) == 1 else "topics", f"there is no topic {name!r}")
+                option = "topic" if len(self.options.topics) == 1 else "topics"
+                raise BadOption(option, f"topic {name!r} does not exist")
         return list(self.options.topics)
 
     def states(self) -> dict[Partition, State]:

@@ -1,4 +1,4 @@
-"""A data folder as the commands see it that read its files, with or without a broker on it."""
+"""Folder: a data folder opened for reading, with or without a running broker."""
 
 import contextlib
 import errno
@@ -23,28 +23,31 @@ def data_dir_option(command: Command) -> Command:
         "--storage-path",
         "data_dir",
         metavar="FOLDER",
-        help="The data folder; otherwise the `data_dir` setting says where it is.",
+        help="Data folder.  [default: the setting `data_dir`]",
     )
     return config_option(option(command))
 
 
 @contextlib.contextmanager
-def allowed(path: str) -> Iterator[None]:
-    """A folder of somebody else is said to be one, and not to be empty or no data folder: its data is there."""
+def explain_missing_access(path: str) -> Iterator[None]:
+    """Turns a permission error on the folder into a StorageError that says so.
+
+    Without this check a folder of another user would look empty, or like no data folder at all.
+    """
     try:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.scandir(path).close()
         yield
     except OSError as error:
-        reasons = {errno.EACCES: "this user may not use it", errno.EROFS: "its filesystem is read-only"}
+        reasons = {errno.EACCES: "permission denied for this user", errno.EROFS: "its filesystem is read-only"}
         reason = reasons.get(error.errno or 0)
-        if reason is None or not str(error.filename).startswith(path):  # something else, such as the archive
+        if reason is None or not str(error.filename).startswith(path):  # another place, such as the archive
             raise
         raise StorageError(f"the data folder {path} cannot be opened: {reason}") from error
 
 
 class Folder:
-    """A data folder opened for looking. Says so when a broker is at work in it."""
+    """A data folder opened for reading. Prints a note if a broker is running on it, unless `quiet`."""
 
     def __init__(self, data_dir: str | None, config_file: Path | None, *, quiet: bool = False) -> None:
         from headrace.config import load
@@ -52,13 +55,13 @@ class Folder:
 
         config = load({"data_dir": data_dir}, os.environ, settings_file(config_file))
         self.path = os.path.abspath(config.data_dir)
-        self.broker_pid = holder(Path(self.path) / "lock")
-        self._allowed = contextlib.ExitStack()
-        self._allowed.enter_context(allowed(self.path))
+        self.broker_pid = lock_owner(Path(self.path) / "lock")
+        self._access = contextlib.ExitStack()
+        self._access.enter_context(explain_missing_access(self.path))
         self.inspector = Inspector(self.path)
         if self.broker_pid is not None and not quiet:
             click.echo(
-                f"headrace: a broker (pid {self.broker_pid}) has {self.path} open; what it writes now is left out",
+                f"headrace: a broker (pid {self.broker_pid}) has opened {self.path}; its latest writes are not shown",
                 err=True,
             )
 
@@ -66,10 +69,10 @@ class Folder:
         logs = self.inspector.logs()
         found = [facts for facts in logs if name in (str(facts.id), facts.slug)]
         if not found:
-            raise NotFound(f"no log {name!r} in {self.path}; `headrace log ls` lists them")
+            raise NotFound(f"log {name!r} does not exist in {self.path}; list the logs with `headrace log ls`")
         if len(found) > 1:
             ids = ", ".join(str(facts.id) for facts in found)
-            raise InvalidInput(f"{name!r} names the logs {ids}: say which by number")
+            raise InvalidInput(f"several logs are called {name!r}; use one of the ids {ids}")
         return found[0]
 
     def choose(self, names: tuple[str, ...]) -> set[int] | None:
@@ -85,11 +88,11 @@ class Folder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.inspector.close()
-        self._allowed.__exit__(kind, error, trace)
+        self._access.__exit__(kind, error, trace)
 
 
-def holder(lock: Path) -> int | None:
-    """The process that holds a lock file, without touching the lock: a broker that starts just now must get it."""
+def lock_owner(lock: Path) -> int | None:
+    """PID of the process that holds a lock file. Does not try the lock, so that a starting broker can take it."""
     try:
         inode = lock.stat().st_ino
         table = Path("/proc/locks").read_text()

@@ -1,4 +1,4 @@
-"""`headrace log`: look into a data folder, with or without a broker on it."""
+"""`headrace log`: inspect and verify the logs of a data folder, and maintain topics."""
 
 import sys
 from collections.abc import Iterator
@@ -22,10 +22,10 @@ DUMP_COLUMNS = ("segment", "position", "base_offset", "last_offset", "records", 
 
 @click.group(cls=AliasGroup)
 def log() -> None:
-    """Look into a data folder: list, dump and verify its logs, rebuild their indexes; and look after topics.
+    """Inspect, verify and repair the logs of a data folder, and maintain topics.
 
-    Looking reads the files themselves and needs no broker; LOG is the number or the name that `log ls` shows. What
-    changes a topic (compact, recompress, tier, replay) asks the broker; repair is for a folder that no broker can open.
+    ls, dump, verify and reindex read the files themselves; LOG is an id or a name from `headrace log ls`. compact,
+    recompress, tier and replay need a running broker. repair is for a data folder that a broker cannot open.
     """
 
 
@@ -37,11 +37,10 @@ for command in (compact, recompress, tier, replay, repair):
 @json_option
 @data_dir_option
 def ls(as_json: bool, data_dir: str | None, config_file: Path | None) -> None:
-    """List the logs of the folder, one per partition.
+    """List the logs, one per partition.
 
-    Columns: id, name, start, end, segments, archived (those in the tier), bytes.
-
-    An end of nothing means that no broker has said it yet.
+    Columns: id, name, start, end, segments, archived (segments in the tier), bytes. The end is empty until a broker
+    has recorded it.
     """
     from headrace.cli.output import Row, show_json, show_rows
 
@@ -61,16 +60,16 @@ def ls(as_json: bool, data_dir: str | None, config_file: Path | None) -> None:
         if as_json:
             show_json({"data_dir": folder.path, "broker_pid": folder.broker_pid, "logs": rows})
         else:
-            show_rows(rows, ("id", "name", "start", "end", "segments", "archived", "bytes"), empty="no logs yet")
+            show_rows(rows, ("id", "name", "start", "end", "segments", "archived", "bytes"), empty="no logs")
 
 
 @log.command("dump")
 @click.argument("log_name", metavar="LOG")
 @click.option(
-    "-o", "--offset", type=click.IntRange(0), metavar="N", default=0, show_default=True, help="Begin at this offset."
+    "-o", "--offset", type=click.IntRange(0), metavar="N", default=0, show_default=True, help="Start at this offset."
 )
-@click.option("-c", "--count", type=click.IntRange(1), metavar="N", help="Stop after this many.")
-@click.option("-b", "--batches", is_flag=True, help="Show batches, as they lie on disk, instead of messages.")
+@click.option("-c", "--count", type=click.IntRange(1), metavar="N", help="Stop after N messages or batches.")
+@click.option("-b", "--batches", is_flag=True, help="Print batches, as stored on disk, instead of messages.")
 @json_option
 @data_dir_option
 def dump(
@@ -82,10 +81,10 @@ def dump(
     data_dir: str | None,
     config_file: Path | None,
 ) -> None:
-    """Print what is in LOG: messages, a line each, or with -b the batches that hold them.
+    """Print the messages of LOG, one per line, or its batches.
 
-    Columns with -b: segment, position, base_offset, last_offset, records, bytes, timestamp, codec, flags. A flag
-    delete_horizon=MS is the time from which on compaction removes the batch's tombstones.
+    Columns with -b: segment, position, base_offset, last_offset, records, bytes, timestamp, codec, flags. The flag
+    delete_horizon=MS is the time from which compaction removes the batch's tombstones.
     """
     from itertools import islice
 
@@ -103,7 +102,7 @@ def _batch_lines(inspector: "Inspector", facts: "LogFacts", offset: int, as_json
 
     from headrace.record.layout import CODEC_NAMES
 
-    # From the start of a segment, so that positions can be counted.
+    # Read from the start of the segment, to compute the position of each batch.
     first = max((s.base for s in facts.segments if s.base <= offset), default=0)
     position, current = 0, None
     for segment, _, info in inspector.batches(facts, first):
@@ -150,9 +149,9 @@ def _message_lines(inspector: "Inspector", facts: "LogFacts", offset: int, as_js
 @json_option
 @data_dir_option
 def verify(log_names: tuple[str, ...], on: Where, as_json: bool, data_dir: str | None, config_file: Path | None) -> int:
-    """Check every batch, offset, seal and index; of the named LOGs, or of all.
+    """Verify every batch, offset, seal and index of LOG, or of all logs.
 
-    The exit code is 0 when everything is sound and 6 when something is damaged; each finding is a line.
+    Exits with 0 if everything is sound and with 6 if something is damaged. Prints one line per problem.
     """
     from headrace.cli.output import show_facts, show_json
     from headrace.cli.progress import bar
@@ -192,7 +191,7 @@ def verify(log_names: tuple[str, ...], on: Where, as_json: bool, data_dir: str |
 def reindex(
     log_names: tuple[str, ...], on: Where, as_json: bool, data_dir: str | None, config_file: Path | None
 ) -> None:
-    """Write the indexes of sealed segments anew, of the named LOGs or of all. The broker must be stopped."""
+    """Rebuild the indexes of the sealed segments of LOG, or of all logs. The broker must be stopped."""
     from headrace.cli.output import show_facts, show_json
     from headrace.cli.progress import bar
 

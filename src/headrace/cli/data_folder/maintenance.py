@@ -1,4 +1,4 @@
-"""`headrace log compact|recompress|tier|replay`: upkeep of a running broker's topics, here or on Spark."""
+"""`headrace log compact|recompress|tier|replay`: maintenance of a running broker's topics, here or on Spark."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -22,12 +22,12 @@ def on_option(command: Command) -> Command:
         type=click.Choice(["auto", "local", "spark"]),
         default="auto",
         show_default=True,
-        help="Where the work is done; auto is here below 4 GB or without PySpark, on Spark above.",
+        help="Where to run: local is this process; auto is Spark from 4 GB on, if PySpark is installed.",
     )(command)
 
 
 def is_for_spark(on: Where, size: int) -> bool:
-    """Asked where Spark is optional: it is not even imported for a small job."""
+    """Whether the job runs on Spark. Does not import PySpark, which a small job does not need."""
     if on != "auto":
         return on == "spark"
     from importlib.util import find_spec
@@ -41,9 +41,9 @@ def is_for_spark(on: Where, size: int) -> bool:
 @json_option
 @url_option
 def compact(topic: str, on: Where, as_json: bool, url: str | None, config_file: Path | None) -> None:
-    """Keep only the latest record of each key in the sealed segments of TOPIC.
+    """Compact TOPIC: keep only the last record of each key in its sealed segments.
 
-    Offsets stay as they are. On Spark the topic must have cleanup_policy=compact.
+    Offsets do not change. On Spark, the topic must have cleanup_policy=compact.
     """
     from headrace.pipelines.maintenance import Upkeep
 
@@ -53,12 +53,12 @@ def compact(topic: str, on: Where, as_json: bool, url: str | None, config_file: 
 
 @click.command("recompress")
 @click.argument("topic")
-@click.option("--codec", type=click.Choice(CODECS), default="zstd", show_default=True, help="How batches are packed.")
+@click.option("--codec", type=click.Choice(CODECS), default="zstd", show_default=True, help="Compression codec.")
 @on_option
 @json_option
 @url_option
 def recompress(topic: str, codec: str, on: Where, as_json: bool, url: str | None, config_file: Path | None) -> None:
-    """Pack the batches in the sealed segments of TOPIC with another codec. Records and offsets stay as they are."""
+    """Recompress the sealed segments of TOPIC with another codec. Records and offsets do not change."""
     from headrace.pipelines.maintenance import Upkeep
 
     upkeep = Upkeep(broker_url(url, config_file), on=on)
@@ -67,11 +67,11 @@ def recompress(topic: str, codec: str, on: Where, as_json: bool, url: str | None
 
 @click.command("tier")
 @click.argument("topic")
-@click.option("--restore", is_flag=True, help="The other way: bring what is archived back as segments.")
+@click.option("--restore", is_flag=True, help="Turn archived segments back into local segments.")
 @click.option(
     "--older-than",
     metavar="DURATION",
-    help="Only segments whose newest record is older than this, such as 7d; otherwise every sealed one.",
+    help="Only segments whose newest record is older than this, such as 7d.  [default: all sealed segments]",
 )
 @on_option
 @json_option
@@ -85,10 +85,10 @@ def tier(
     url: str | None,
     config_file: Path | None,
 ) -> None:
-    """Archive the sealed segments of TOPIC as Parquet files (zstd), in the folder that the setting `tier_dir` names.
+    """Archive the sealed segments of TOPIC as Parquet files (zstd) in the folder `tier_dir`.
 
-    Every listener goes on answering with the same records at the same offsets; the segments go once the broker has read
-    the Parquet back and compared it. Interrupted, it is simply run again. Needs pyarrow, here and at the broker.
+    Clients still read the same records at the same offsets. The broker deletes a segment only after it has read the
+    Parquet file back and compared it. If interrupted, run the command again. Needs pyarrow, here and at the broker.
     """
     import time
 
@@ -96,7 +96,7 @@ def tier(
     from headrace.pipelines.maintenance import Upkeep
 
     if restore and older_than is not None:
-        raise InvalidInput("--older-than says what to archive: it has no meaning with --restore")
+        raise InvalidInput("--older-than cannot be combined with --restore")
     try:
         before_ms = None if older_than is None else int(time.time() * 1000) - parse_duration(older_than)
     except ValueError as error:
@@ -114,9 +114,9 @@ def tier(
     metavar="WHERE",
     default="earliest",
     show_default=True,
-    help='earliest, or offsets as JSON: {"TOPIC": {"0": 100}}; partitions that are not named from their start.',
+    help='earliest, or offsets as JSON: {"TOPIC": {"0": 100}}. Partitions not listed start at their beginning.',
 )
-@click.option("--id", "write_id", help="A name under which this replay is stored once, however often it runs.")
+@click.option("--id", "write_id", help="Name of this replay. A second run with the same name stores nothing.")
 @on_option
 @json_option
 @url_option
@@ -130,7 +130,7 @@ def replay(
     url: str | None,
     config_file: Path | None,
 ) -> None:
-    """Copy the records of TOPIC to TARGET, with keys, headers and timestamps: all of them or none."""
+    """Copy the records of TOPIC to TARGET atomically, with keys, headers and timestamps."""
     from headrace.cli.output import show_facts, show_json
     from headrace.pipelines.maintenance import Upkeep
 

@@ -1,4 +1,4 @@
-"""`headrace log repair`: what is left of a data folder that no broker opens, and how to go on with that."""
+"""`headrace log repair`: examine and repair a data folder that a broker cannot open."""
 
 import re
 from pathlib import Path
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 DAMAGED = 6
 ENTRIES = ("checkpoint", "readable", "synced")
-NOT_THERE = "what it describes is not there"
-# By kind of document: what a broker is like that starts without it.
+OBJECT_MISSING = "the object it describes is missing"
+# Effect of starting the broker without a document, by kind of document.
 WITHOUT = {
-    "streams": "the stream is not there. Its messages stay in logs/ and `headrace log dump` reads them, except what "
-    "was confirmed since the last checkpoint and had not reached its segment",
-    "queues": "the queue is not there until it is declared again; then it has its messages and acknowledgements, and "
-    "its bindings count again after the start that follows",
-    "exchanges": "the exchange is not there until it is declared again, and what is published to it is refused; its "
-    "bindings count again after the start that follows",
-    "vhosts": "a vhost with queues or exchanges is there all the same; an empty one has to be made again",
-    "policies": "the policy does not apply: limits, expiry and dead lettering that it set are off",
-    "operator-policies": "the operator's policy does not apply: its limits are off",
-    "users": "the user cannot log in. If it was the only one, guest is made again, with its default password and from "
-    "this machine only",
-    "permissions": "the user may do nothing in that vhost",
-    "topic_permissions": "the user is no longer held to routing keys at that exchange: set it again before others "
+    "streams": "the stream is missing. Its messages stay in logs/ and can be read with `headrace log dump`, except "
+    "those confirmed since the last checkpoint that had not reached their segment",
+    "queues": "the queue is missing until it is declared again. It then has its messages and acknowledgements, and its "
+    "bindings apply again after the next start",
+    "exchanges": "the exchange is missing until it is declared again, and publishing to it is refused. Its bindings "
+    "apply again after the next start",
+    "vhosts": "a vhost with queues or exchanges still exists; an empty one must be created again",
+    "policies": "the policy does not apply: the limits, expiry and dead lettering that it set are off",
+    "operator-policies": "the operator policy does not apply: its limits are off",
+    "users": "the user cannot log in. If it was the only one, guest is created again with its default password, and "
+    "can log in from this machine only",
+    "permissions": "the user has no permissions in that vhost",
+    "topic_permissions": "the user may use any routing key with that exchange: set the permission again before clients "
     "can connect",
 }
 
@@ -39,27 +39,27 @@ WITHOUT = {
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="Go on with what is left. What cannot be read is set aside, and lost to the broker.",
+    help="Continue with what is left: move unreadable journal entries and documents aside and start without them.",
 )
 @click.option(
     "--as-is",
     "as_is",
     multiple=True,
     metavar="FILE",
-    help="Take this document of the catalog as it is now: it gets a new checksum. After a change by hand, too.",
+    help="Accept this catalog document in its present form and give it a new checksum, also after a change by hand.",
 )
 @click.option(
     "--from-copy",
     "from_copy",
     multiple=True,
     metavar="FILE",
-    help="Take this document from the catalog's copy, though the copy is damaged and may be out of date.",
+    help="Restore this document from the copy of the catalog, although the copy is damaged and may be outdated.",
 )
 @click.option(
     "--without",
     multiple=True,
     metavar="FILE",
-    help="Go on without this document of the catalog, damaged or not: it is set aside.",
+    help="Move this catalog document aside, damaged or not, and continue without it.",
 )
 @json_option
 @data_dir_option
@@ -72,12 +72,16 @@ def repair(
     data_dir: str | None,
     config_file: Path | None,
 ) -> int:
-    """Say what is left of a damaged catalog or journal, when the broker does not start because of it, and how to go on.
+    """Examine or repair a damaged catalog or journal that keeps the broker from starting.
 
-    Without an option nothing is changed. The broker must be stopped. Of the journal: entries up to `checkpoint` are in
-    their logs for good, those up to `readable` can still be read, those up to `synced` had been confirmed. Of the
-    catalog: each damaged document, what it says, what its copy says, and what is missing without it. The exit code is
-    0 when everything is sound, will be restored by the next start or was repaired, and 6 when something is damaged.
+    Without options, nothing is changed. The broker must be stopped.
+
+    For the journal it prints three entry numbers: entries up to `checkpoint` are in their logs, those up to `readable`
+    can still be read, and those up to `synced` were confirmed. For the catalog it prints each damaged document, its
+    contents, its copy, and the effect of starting without it.
+
+    Exits with 0 if everything is sound, was repaired, or will be restored by the next start, and with 6 if something is
+    damaged.
     """
     from headrace.log.catalog import repair as repair_catalog
     from headrace.log.recovery import journal_repair as journal_repair
@@ -96,15 +100,16 @@ def repair(
         _show(journal, documents, done)
     if hopeless:
         click.echo(
-            "headrace: restore the folder from a backup if there is one; otherwise, for each document: `headrace log "
-            "repair --as-is FILE` takes it as it is, `--from-copy FILE` what the copy says, `--without FILE` goes on "
-            "without it; `--accept-loss` goes on without all that are left",
+            "headrace: restore the data folder from a backup if you have one. Otherwise decide for each document with "
+            "`headrace log repair`: --as-is FILE accepts it, --from-copy FILE restores it from the copy, --without "
+            "FILE continues without it; --accept-loss continues without all the others",
             err=True,
         )
     if is_journal_lost:
         click.echo(
-            "headrace: restore the folder from a backup if there is one; `headrace log repair --accept-loss` gives up "
-            "the entries that cannot be read, and the next start names every log that lacks confirmed messages",
+            "headrace: restore the data folder from a backup if you have one. Otherwise `headrace log repair "
+            "--accept-loss` discards the unreadable entries, and the next start names every log that "
+            "lost confirmed messages",
             err=True,
         )
     return DAMAGED if hopeless or is_journal_lost else 0
@@ -120,7 +125,7 @@ def _show_json(journal: "JournalFacts", documents: "list[DocumentFacts]", done: 
             **facts._asdict(),
             "says": _shown(facts.says),
             "copy": _shown(facts.copy),
-            "without_it": WITHOUT.get(facts.kind, NOT_THERE),
+            "without_it": WITHOUT.get(facts.kind, OBJECT_MISSING),
         }
         for facts in documents
     ]
@@ -150,12 +155,14 @@ def _show(journal: "JournalFacts", documents: "list[DocumentFacts]", done: "list
         for name, text in (("it says", facts.says), ("its copy", facts.copy)):
             click.echo(f"{name}\t{' '.join((_shown(text) or 'nothing').split())}")
         if facts.restores_itself:
-            click.echo("next start\tputs the copy in its place")
+            click.echo("next start\trestores it from the copy")
         else:
-            click.echo(f"without it\t{WITHOUT.get(facts.kind, NOT_THERE)}")
-            click.echo(f"as it is\t{'can be taken' if facts.can_be_taken else 'cannot be taken: it cannot be read'}")
+            click.echo(f"without it\t{WITHOUT.get(facts.kind, OBJECT_MISSING)}")
+            click.echo(
+                f"as it is\t{'can be accepted' if facts.can_be_taken else 'cannot be accepted: it is unreadable'}"
+            )
 
 
 def _shown(text: str | None) -> str | None:
-    """What people may paste into a report: without what a password could be guessed from."""
+    """The text without password hashes, so that users can paste it into a bug report."""
     return None if text is None else re.sub(r'("password_hash":\s*)"[^"]*"', r'\1"..."', text)

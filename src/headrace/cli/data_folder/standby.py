@@ -1,4 +1,7 @@
-"""`headrace standby`: keep a copy of a running broker's data folder, from which a broker can be started."""
+"""`headrace standby`: keep a copy of a running broker's data folder that can take over from it.
+
+Following drives the connection to the leader; headrace.log.standby.follower writes the copy.
+"""
 
 import os
 import signal
@@ -21,11 +24,11 @@ if TYPE_CHECKING:
     from headrace.log.standby.follower import Standby
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.2, 10.0
-SILENCE_S_MAX = 30.0  # of a leader, which says something every two seconds
-CONFIRM_S = 0.5  # how often, when nobody waits for it
-SAY_COPIED_S = 2.0
+SILENCE_S_MAX = 30.0  # the leader sends something every two seconds
+CONFIRM_S = 0.5  # interval of confirmations while no publisher waits for them
+PROGRESS_S = 2.0
 WAIT_S = 0.5
-FOR_NOW = frozenset({408, 429, 503})  # answers of a broker that has too much to do
+RETRY_STATUSES = frozenset({408, 429, 503})  # the leader is overloaded
 
 Say = Callable[..., None]
 
@@ -33,19 +36,20 @@ Say = Callable[..., None]
 @click.command()
 @click.argument("url")
 @data_dir_option
-@click.option("--name", metavar="NAME", help="What the leader calls it; otherwise the name of this machine.")
+@click.option("--name", metavar="NAME", help="Name of this standby at the leader.  [default: the host name]")
 @click.option(
-    "--overwrite", is_flag=True, help="Take a folder that is no standby's, or was served since: what is in it goes."
+    "--overwrite",
+    is_flag=True,
+    help="Replace the contents of a folder that is not a standby's copy, or that a broker has used since.",
 )
 @json_option
 def standby(
     url: str, data_dir: str | None, config_file: Path | None, name: str | None, overwrite: bool, as_json: bool
 ) -> int:
-    """Follow the broker at URL until SIGTERM or Ctrl-C, and keep a copy of its data folder.
+    """Keep a copy of the data folder of the broker at URL, until SIGTERM or Ctrl-C.
 
-    URL is that of its HTTP listener, with an administrator: http://USER:PASSWORD@HOST:PORT. To take over when the
-    leader
-    is gone, stop this and run `headrace serve` on the folder.
+    URL is the address of the leader's HTTP listener with an administrator: http://USER:PASSWORD@HOST:PORT. To take over
+    when the leader is gone, stop this command and run `headrace serve` on the folder.
 
     \b
     headrace standby http://admin:secret@leader:15672 --data-dir /var/lib/headrace
@@ -64,35 +68,35 @@ def standby(
     try:
         kept = Standby(disk, root, prepare(disk, root, overwrite=overwrite), overwrite=overwrite)
         try:
-            Following(connection, kept, name or socket.gethostname(), speaker(as_json), stop).run()
+            Following(connection, kept, name or socket.gethostname(), event_printer(as_json), stop).run()
         finally:
             kept.close()
     except OSError as error:
-        raise StorageError(f"the standby's folder {root} cannot be written: {error}") from error
+        raise StorageError(f"cannot write to the standby's data folder {root}: {error}") from error
     return 0
 
 
 class Stop:
-    """Between two changes: what was begun is done."""
+    """The request to stop, by signal. It takes effect between two changes, so that no change is half applied."""
 
     def __init__(self) -> None:
-        self.is_asked = False
+        self.is_requested = False
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._ask)
+            signal.signal(number, self._request)
 
-    def _ask(self, _number: int, _frame: object) -> None:
-        if self.is_asked:
-            os._exit(1)  # the second time somebody means it; the folder is as a kill leaves it
-        self.is_asked = True
+    def _request(self, _number: int, _frame: object) -> None:
+        if self.is_requested:
+            os._exit(1)  # a second signal stops at once and leaves the folder as a kill would
+        self.is_requested = True
 
     def pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while not self.is_asked and time.monotonic() < until:
+        while not self.is_requested and time.monotonic() < until:
             time.sleep(0.05)
 
 
 class Following:
-    """A leader, followed over as many connections as it takes."""
+    """Follows a leader and reconnects when the connection is lost."""
 
     def __init__(self, connection: "Connection", kept: "Standby", name: str, say: Say, stop: Stop) -> None:
         self._connection = connection
@@ -107,17 +111,17 @@ class Following:
 
     def run(self) -> None:
         pause_s = PAUSE_S_MIN
-        while not self._stop.is_asked:
+        while not self._stop.is_requested:
             try:
                 self._follow()
             except (BrokerUnreachable, Unconfirmed, Lost) as error:
                 if self._standby.is_in_step:
                     pause_s = PAUSE_S_MIN
-                self._say("lost", f"{error}; trying again", reason=str(error))
+                self._say("lost", f"connection lost: {error}; retrying", reason=str(error))
                 self._stop.pause(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
         is_in_step, position = self._standby.is_in_step, self._standby.position
-        state = f"in step, up to change {position:,}" if is_in_step else "no whole copy was made this time"
+        state = f"in step up to change {position:,}" if is_in_step else "the copy is not complete"
         self._say("stopped", f"stopped; {state}", in_step=is_in_step, position=position)
 
     def _follow(self) -> None:
@@ -131,20 +135,20 @@ class Following:
         self._id = ""
         heard_s = time.monotonic()
         try:
-            while not self._stop.is_asked:
+            while not self._stop.is_requested:
                 data = stream.read(WAIT_S)
                 if data:
                     heard_s = time.monotonic()
                 elif time.monotonic() - heard_s > SILENCE_S_MAX:
-                    raise Lost(f"nothing was heard of {self._connection.endpoint} for {SILENCE_S_MAX:.0f} s")
+                    raise Lost(f"{self._connection.endpoint} has been silent for {SILENCE_S_MAX:.0f} s")
                 for frame in reader.feed(data or b""):
-                    self._take(frame)
-                    if self._stop.is_asked:
+                    self._apply(frame)
+                    if self._stop.is_requested:
                         return
                 if stream.response is not None:
-                    self._refused(stream.response)
+                    self._raise_refusal(stream.response)
                 if data is None:
-                    raise Lost(f"{self._connection.endpoint} does not answer, or has hung up")
+                    raise Lost(f"{self._connection.endpoint} does not respond, or has closed the connection")
                 self._confirm()
         except BadFrame as error:
             raise Lost(str(error)) from error
@@ -152,34 +156,34 @@ class Following:
             stream.close()
             self._connection.close()
 
-    def _refused(self, response: Any) -> None:
+    def _raise_refusal(self, response: Any) -> None:
         from headrace.client.shapes import raise_for
 
-        if response.status in FOR_NOW or response.status >= 500:
-            raise Lost(f"{self._connection.endpoint} refuses: {_detail(response)}")
+        if response.status in RETRY_STATUSES or response.status >= 500:
+            raise Lost(f"{self._connection.endpoint} refused: {_detail(response)}")
         raise_for(response)
-        raise Lost(f"{self._connection.endpoint} has ended the stream")
+        raise Lost(f"{self._connection.endpoint} ended the stream")
 
-    def _take(self, frame: Any) -> None:
+    def _apply(self, frame: Any) -> None:
         from headrace.log.standby.frames import BadFrame, Kind
 
         if not self._id and frame.kind != Kind.HELLO:
-            raise BadFrame("the leader does not say who it is")
+            raise BadFrame("the first frame of the leader is not HELLO")
         was_in_step = self._standby.is_in_step
         self._standby.apply(frame)
         if frame.kind == Kind.HELLO:
-            self._meet(frame)
+            self._start_copy(frame)
         elif self._standby.is_in_step and not was_in_step:
             copied = self._standby.copied_bytes
-            self._say("in step", f"in step; {copied:,} bytes were copied", copied_bytes=copied)
+            self._say("in step", f"in step; copied {copied:,} bytes", copied_bytes=copied)
             self._confirmed_s = 0.0
-        elif not self._standby.is_in_step and time.monotonic() - self._said_s > SAY_COPIED_S:
+        elif not self._standby.is_in_step and time.monotonic() - self._said_s > PROGRESS_S:
             self._said_s = time.monotonic()
             copied, size = self._standby.copied_bytes, self._standby.copy_bytes
             self._say("copying", f"copying: {copied:,} of {size:,} bytes", copied_bytes=copied, copy_bytes=size)
             self._confirm()
 
-    def _meet(self, frame: Any) -> None:
+    def _start_copy(self, frame: Any) -> None:
         from headrace.log.standby.follower import Hello
 
         hello = Hello.of(frame)
@@ -189,7 +193,7 @@ class Following:
         self._say("copying", f"copying the data folder of {endpoint}", leader=endpoint, version=hello.version)
 
     def _confirm(self) -> None:
-        """At once if somebody waits for it; else every now and then, which also says that we are there."""
+        """Reports the position to the leader: at once if publishers wait for it, otherwise as a heartbeat."""
         from headrace.client.exchange import path_of
         from headrace.client.shapes import JSON, encode, raise_for
 
@@ -203,11 +207,11 @@ class Following:
         try:
             response = self._connection.request("PUT", path, headers={"Content-Type": JSON}, body=body)
         except (BrokerUnreachable, Unconfirmed):
-            # A leader that stops takes no new connections, and what it sends to its end is worth having.
+            # A stopping leader accepts no new connections, but it still sends changes on the stream: keep reading it.
             self._confirmed_s = now_s
             return
-        if response.status in FOR_NOW:
-            return  # with the next piece
+        if response.status in RETRY_STATUSES:
+            return  # confirmed with the next frame
         if response.status == 404 or response.status >= 500:
             raise Lost(_detail(response))
         raise_for(response)
@@ -215,7 +219,7 @@ class Following:
 
 
 class Lost(HeadraceError):
-    """The leader, for now."""
+    """The connection to the leader is lost; it is retried."""
 
 
 def _detail(response: Any) -> str:
@@ -227,7 +231,7 @@ def _detail(response: Any) -> str:
         return f"status {response.status}"
 
 
-def speaker(as_json: bool) -> Say:
+def event_printer(as_json: bool) -> Say:
     out = NonBlockingOutput(sys.stdout)
 
     def say(event: str, text: str, **facts: object) -> None:

@@ -1,4 +1,4 @@
-"""`headrace binding`: which exchange leads where."""
+"""`headrace binding`: bindings between exchanges and queues."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def binding() -> None:
 @json_option
 @url_option
 def ls(vhost: str, as_json: bool, url: str | None, config_file: Path | None) -> None:
-    """List bindings, those of the default exchange left out.
+    """List bindings, except those of the default exchange.
 
     Columns: source, destination_type, destination, routing_key, arguments.
     """
@@ -43,7 +43,9 @@ def _to_exchange(command: click.decorators.FC) -> click.decorators.FC:
 @click.argument("source")
 @click.argument("destination")
 @click.argument("routing_key", default="")
-@click.option("-a", "--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument; repeat it.")
+@click.option(
+    "-a", "--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="Binding argument. Repeatable."
+)
 @_to_exchange
 @vhost_option
 @url_option
@@ -58,7 +60,7 @@ def add(
     url: str | None,
     config_file: Path | None,
 ) -> dict[str, object]:
-    """Bind DESTINATION to the exchange SOURCE by ROUTING_KEY."""
+    """Bind queue DESTINATION to exchange SOURCE with ROUTING_KEY."""
     body = {"routing_key": routing_key, "arguments": pairs(arguments)}
     kind = "e" if to_exchange else "q"
     with manage(url, config_file) as client:
@@ -83,12 +85,12 @@ def rm(
     url: str | None,
     config_file: Path | None,
 ) -> dict[str, object]:
-    """Remove the bindings of DESTINATION to SOURCE by ROUTING_KEY."""
+    """Remove the bindings of DESTINATION to exchange SOURCE with ROUTING_KEY."""
     path = ("bindings", vhost, "e", source, "e" if to_exchange else "q", destination)
     with manage(url, config_file) as client:
         found = [b for b in client.call("GET", *path) if b["routing_key"] == routing_key]
         if not found:
-            raise NotFound(f"{destination!r} is not bound to {source!r} by {routing_key!r}")
+            raise NotFound(f"{destination!r} is not bound to exchange {source!r} with routing key {routing_key!r}")
         for one in found:
             client.call("DELETE", *path, one["properties_key"])
     return {"removed": [{"source": source, "destination": destination, "routing_key": routing_key}]}

@@ -1,4 +1,4 @@
-"""What the nouns of the management API share: the connection, the vhost, a question before what cannot be undone."""
+"""Shared by the management commands: the connection, the vhost option, confirmation prompts, and argument parsing."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -17,12 +17,12 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def vhost_option(command: Command) -> Command:
-    """-p is what rabbitmqctl calls it."""
-    return click.option("-V", "-p", "--vhost", default="/", show_default=True, help="The virtual host.")(command)
+    """-p is rabbitmqctl's spelling."""
+    return click.option("-V", "-p", "--vhost", default="/", show_default=True, help="Virtual host.")(command)
 
 
 def yes_option(command: Command) -> Command:
-    return click.option("-y", "--yes", is_flag=True, help="Do not ask.")(command)
+    return click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")(command)
 
 
 def manage(url: str | None, config_file: Path | None) -> "Management":
@@ -32,15 +32,24 @@ def manage(url: str | None, config_file: Path | None) -> "Management":
 
 
 def ask(question: str, yes: bool) -> None:
+    """Asks for confirmation, and aborts the command without it."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidInput(f"{question} Say --yes when nobody can be asked.")
+        raise InvalidInput(f"{question} Confirm with --yes: stdin is not a terminal")
     click.confirm(question, abort=True, err=True)
 
 
+def purge_queue(client: "Management", vhost: str, name: str, what: str, yes: bool) -> dict[str, object]:
+    """Removes all ready messages of a queue after confirmation; `what` is what the prompt calls them."""
+    ready = client.call("GET", "queues", vhost, name)["messages_ready"]
+    ask(f"Permanently remove {ready:,} {what} from queue {name}?", yes)
+    client.call("DELETE", "queues", vhost, name, "contents")
+    return {"purged": [name], "messages": ready}
+
+
 def pairs(texts: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE, where a value that is JSON is taken as such: numbers, true, false, objects."""
+    """Parses NAME=VALUE arguments. A value that is valid JSON, such as a number or true, is decoded."""
     import msgspec
 
     found: dict[str, Any] = {}
@@ -61,7 +70,7 @@ def json_object(text: str, what: str) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(text)
     except msgspec.DecodeError:
-        raise InvalidInput(f"{what} is not JSON: {text[:80]!r}") from None
+        raise InvalidInput(f"{what} is not valid JSON: {text[:80]!r}") from None
     if not isinstance(found, dict):
         raise InvalidInput(f"{what} must be a JSON object: {text[:80]!r}")
     return found

@@ -1,4 +1,4 @@
-"""`headrace connection`: who is connected."""
+"""`headrace connection`: client connections."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from headrace.cli.options import json_answer, json_option, url_option
 
 @click.group(cls=AliasGroup)
 def connection() -> None:
-    """List and close connections of clients."""
+    """List and close client connections."""
 
 
 @connection.command("ls")
@@ -30,18 +30,18 @@ def ls(pattern: str | None, as_json: bool, url: str | None, config_file: Path | 
     if as_json:
         show_json({"connections": found})
     else:
-        show_rows(found, ("name", "protocol", "user", "vhost", "state", "channels"), empty="nobody is connected")
+        show_rows(found, ("name", "protocol", "user", "vhost", "state", "channels"), empty="no connections")
 
 
 @connection.command("rm")
 @click.argument("name")
-@click.option("--reason", default="closed by an operator", show_default=True, help="What the client is told.")
+@click.option("--reason", default="closed by an operator", show_default=True, help="Reason for the client and the log.")
 @yes_option
 @url_option
 @json_answer
 def rm(name: str, reason: str, yes: bool, url: str | None, config_file: Path | None) -> dict[str, object]:
-    """Close connection NAME; what it has not acknowledged goes back to its queues."""
-    ask(f"Close {name} ({reason})?", yes)
+    """Close connection NAME. Its unacknowledged messages return to their queues."""
+    ask(f"Close connection {name} ({reason})?", yes)
     with manage(url, config_file) as client:
         client.call("DELETE", "connections", name)
     return {"removed": [name]}

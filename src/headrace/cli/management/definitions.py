@@ -1,4 +1,4 @@
-"""`headrace definitions`: everything declared, as one file in RabbitMQ's format."""
+"""`headrace definitions`: export and import of all declared objects, in RabbitMQ's format."""
 
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ def definitions() -> None:
 @json_option
 @url_option
 def export(file: Path | None, as_json: bool, url: str | None, config_file: Path | None) -> None:
-    """Write the definitions to FILE, or to stdout. They are JSON in any case."""
+    """Write all definitions as JSON to FILE, or to stdout."""
     import msgspec
 
     from headrace.cli.output import show_json
@@ -41,7 +41,7 @@ def export(file: Path | None, as_json: bool, url: str | None, config_file: Path 
 @url_option
 @json_answer
 def import_(file: Path, url: str | None, config_file: Path | None) -> dict[str, object]:
-    """Declare what FILE says, which may come from RabbitMQ. Nothing is removed; - reads stdin."""
+    """Declare the objects in FILE, which may come from RabbitMQ. Nothing is removed. FILE - reads stdin."""
     text = sys.stdin.read() if str(file) == "-" else file.read_text()
     with manage(url, config_file) as client:
         client.call("POST", "definitions", body=json_object(text, str(file)))

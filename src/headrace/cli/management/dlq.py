@@ -1,4 +1,4 @@
-"""`headrace dlq`: dead letters: what died of what, and the way back."""
+"""`headrace dlq`: inspect, replay and purge dead letters."""
 
 import time
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from headrace.cli.lazy import AliasGroup
-from headrace.cli.management.common import ask, manage, vhost_option, yes_option
+from headrace.cli.management.common import ask, manage, purge_queue, vhost_option, yes_option
 from headrace.cli.options import json_answer, json_option, url_option
 
 POLL_S = 0.2
@@ -16,14 +16,14 @@ FAILED = 1
 
 @click.group(cls=AliasGroup)
 def dlq() -> None:
-    """List, look at, replay and purge dead letters."""
+    """List, show, replay and purge dead letters."""
 
 
 @dlq.command("ls")
 @json_option
 @url_option
 def ls(as_json: bool, url: str | None, config_file: Path | None) -> None:
-    """List the queues that others send their dead letters to.
+    """List dead-letter queues: the queues that other queues send their dead letters to.
 
     Columns: name, messages, consumers, sources.
     """
@@ -35,19 +35,22 @@ def ls(as_json: bool, url: str | None, config_file: Path | None) -> None:
         show_json({"queues": found})
         return
     rows = [{**one, "sources": ", ".join(one["sources"])} for one in found]
-    show_rows(rows, ("name", "messages", "consumers", "sources"), empty="no queue sends its dead letters anywhere")
+    show_rows(rows, ("name", "messages", "consumers", "sources"), empty="no dead-letter queues")
 
 
-def _wanted(command: Any) -> Any:
-    command = click.option("--contains", metavar="TEXT", help="Only messages with this text in them.")(command)
-    command = click.option("--origin", metavar="QUEUE", help="Only messages that died in this queue.")(command)
-    return click.option("--reason", help="Only those: rejected, expired, maxlen or delivery_limit.")(command)
+def _filter_options(command: Any) -> Any:
+    command = click.option("--contains", metavar="TEXT", help="Only messages that contain TEXT.")(command)
+    command = click.option("--origin", metavar="QUEUE", help="Only messages that were dead-lettered by QUEUE.")(command)
+    reasons = "Only messages dead-lettered for this reason: rejected, expired, maxlen or delivery_limit."
+    return click.option("--reason", help=reasons)(command)
 
 
 @dlq.command("peek")
 @click.argument("name")
-@click.option("-n", "--limit", type=click.IntRange(1, 200), default=10, show_default=True, help="So many messages.")
-@_wanted
+@click.option(
+    "-n", "--limit", type=click.IntRange(1, 200), default=10, show_default=True, help="Maximum number of messages."
+)
+@_filter_options
 @vhost_option
 @json_option
 @url_option
@@ -62,7 +65,7 @@ def peek(
     url: str | None,
     config_file: Path | None,
 ) -> None:
-    """Look at the dead letters in queue NAME: why, where from, how often. They stay.
+    """Show the dead letters in queue NAME without removing them: reason, original queue, number of deaths.
 
     Columns: offset, time, reason, origin, deaths, value.
     """
@@ -72,7 +75,7 @@ def peek(
     query = {"limit": limit, "reason": reason, "origin": origin, "contains": contains}
     with manage(url, config_file) as client:
         answer = client.call("GET", "headrace", "dead-letters", vhost, name, "messages", query=query)
-        # The broker looks at so much for one question.
+        # The broker scans a limited number of messages per request.
         while answer.get("next") is not None and len(answer["messages"]) < limit:
             rest = {**query, **answer["next"], "limit": limit - len(answer["messages"])}
             more = client.call("GET", "headrace", "dead-letters", vhost, name, "messages", query=rest)
@@ -80,7 +83,7 @@ def peek(
     if as_json:
         show_json(answer)
         return
-    _say_gaps(answer)
+    _report_gaps(answer)
     rows = []
     for message in answer["messages"]:
         death = message["death"] or {}
@@ -91,12 +94,12 @@ def peek(
 
 @dlq.command("replay")
 @click.argument("name")
-@_wanted
-@click.option("-n", "--count", type=click.IntRange(1), metavar="N", help="So many at most.")
-@click.option("--rate", type=click.IntRange(1), metavar="N", help="Messages a second; otherwise as fast as the disk.")
-@click.option("--to", metavar="QUEUE", help="To this queue; otherwise each to where it died.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go where.")
-@click.option("--no-wait", is_flag=True, help="Do not wait for the end: the broker goes on by itself.")
+@_filter_options
+@click.option("-n", "--count", type=click.IntRange(1), metavar="N", help="Maximum number of messages.")
+@click.option("--rate", type=click.IntRange(1), metavar="N", help="Maximum messages per second.  [default: unlimited]")
+@click.option("--to", metavar="QUEUE", help="Target queue.  [default: the original queue of each message]")
+@click.option("--dry-run", is_flag=True, help="Only print what would be sent where.")
+@click.option("--no-wait", is_flag=True, help="Exit at once; the broker continues the replay in the background.")
 @vhost_option
 @yes_option
 @json_option
@@ -117,51 +120,51 @@ def replay(
     url: str | None,
     config_file: Path | None,
 ) -> int:
-    """Send the dead letters in queue NAME back to where they died.
+    """Send the dead letters in queue NAME back to their original queues.
 
-    A replay outlives a restart of the broker: it goes on where it was, and no message is lost or doubled.
+    A replay continues after a restart of the broker; no message is lost or duplicated.
     """
     from headrace.cli.output import say_in_place, show_json
 
-    wish = {"reason": reason, "origin": origin, "contains": contains, "count": count, "rate": rate, "to": to}
-    body = {key: value for key, value in wish.items() if value is not None}
+    given = {"reason": reason, "origin": origin, "contains": contains, "count": count, "rate": rate, "to": to}
+    body = {key: value for key, value in given.items() if value is not None}
     path = ("headrace", "dead-letters", vhost, name, "replay")
     with manage(url, config_file) as client:
         plan = client.call("POST", *path, body={**body, "dry_run": True})
         if dry_run or not plan["matched"]:
-            show_json(plan) if as_json else click.echo(_spell(plan))
-            _say_gaps(plan)
+            show_json(plan) if as_json else click.echo(_describe(plan))
+            _report_gaps(plan)
             return 0
-        _say_gaps(plan)
-        ask(f"{_spell(plan)} Go on?", yes)
-        begun = client.call("POST", *path, body={**body, "dry_run": False})
-        while begun["state"] == "running" and not no_wait:
+        _report_gaps(plan)
+        ask(f"{_describe(plan)} Continue?", yes)
+        replay = client.call("POST", *path, body={**body, "dry_run": False})
+        while replay["state"] == "running" and not no_wait:
             time.sleep(POLL_S)
-            begun = client.call("GET", "headrace", "replays", begun["id"])
-            say_in_place(f"{begun['moved']:,} of {begun['matched']:,}")
+            replay = client.call("GET", "headrace", "replays", replay["id"])
+            say_in_place(f"{replay['moved']:,} of {replay['matched']:,}")
         say_in_place("")
     if as_json:
-        show_json(begun)
+        show_json(replay)
     else:
-        stayed = f", {begun['skipped']:,} stayed" if begun["skipped"] else ""
-        why = f"; {begun['error']}" if begun["error"] else ""
-        click.echo(f"{begun['state']}: {begun['moved']:,} moved{stayed}{why}")
-    return FAILED if begun["state"] == "failed" else 0
+        skipped = f", {replay['skipped']:,} skipped" if replay["skipped"] else ""
+        why = f"; {replay['error']}" if replay["error"] else ""
+        click.echo(f"{replay['state']}: {replay['moved']:,} moved{skipped}{why}")
+    return FAILED if replay["state"] == "failed" else 0
 
 
-def _say_gaps(answer: dict[str, Any]) -> None:
+def _report_gaps(answer: dict[str, Any]) -> None:
     for gap in answer.get("gaps", ()):
-        until = "on" if gap["end"] is None else f"to {gap['end'] - 1}"
-        click.echo(f"from offset {gap['start']} {until} nothing can be read: {gap['reason']}", err=True)
+        last = "the end" if gap["end"] is None else gap["end"] - 1
+        click.echo(f"offsets {gap['start']} to {last} cannot be read: {gap['reason']}", err=True)
 
 
-def _spell(plan: dict[str, Any]) -> str:
+def _describe(plan: dict[str, Any]) -> str:
     if not plan["matched"] and not plan["missing"]:
-        return "No dead letters fit."
+        return "No matching dead letters."
     parts = [f"{number:,} to {target}" for target, number in plan["targets"].items()]
     for target, number in plan["missing"].items():
-        why = f"{target} is not there" if target else "they came from no queue"
-        parts.append(f"{number:,} stay ({why})")
+        why = f"{target} does not exist" if target else "their original queue is unknown"
+        parts.append(f"{number:,} not moved ({why})")
     return ", ".join(parts) + "."
 
 
@@ -172,9 +175,6 @@ def _spell(plan: dict[str, Any]) -> str:
 @url_option
 @json_answer
 def purge(name: str, vhost: str, yes: bool, url: str | None, config_file: Path | None) -> dict[str, object]:
-    """Remove every dead letter in queue NAME, for good."""
+    """Permanently remove all dead letters in queue NAME."""
     with manage(url, config_file) as client:
-        ready = client.call("GET", "queues", vhost, name)["messages_ready"]
-        ask(f"Remove {ready:,} dead letters of {name} for good?", yes)
-        client.call("DELETE", "queues", vhost, name, "contents")
-    return {"purged": [name], "messages": ready}
+        return purge_queue(client, vhost, name, "dead letters", yes)

@@ -1,4 +1,4 @@
-"""`headrace exchange`: list, add and remove exchanges, and publish into one."""
+"""`headrace exchange`: list, add and remove exchanges, and publish to one."""
 
 from pathlib import Path
 
@@ -10,12 +10,12 @@ from headrace.cli.options import json_answer, json_option, url_option
 
 KINDS = ("direct", "fanout", "topic", "headers", "x-consistent-hash", "x-delayed-message")
 NOT_ROUTED = 1
-DEFAULT = "amq.default"  # how paths name the exchange whose name is nothing
+DEFAULT = "amq.default"  # name of the default exchange in paths; its real name is empty
 
 
 @click.group(cls=AliasGroup)
 def exchange() -> None:
-    """List, add and remove exchanges, and publish into one."""
+    """List, add and remove exchanges, and publish to one."""
 
 
 @exchange.command("ls")
@@ -40,9 +40,9 @@ def ls(pattern: str | None, vhost: str, as_json: bool, url: str | None, config_f
 
 @exchange.command("add")
 @click.argument("name")
-@click.option("-t", "--type", "kind", type=click.Choice(KINDS), default="topic", show_default=True, help="Its kind.")
-@click.option("--transient", is_flag=True, help="Gone on restart.")
-@click.option("-a", "--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument; repeat it.")
+@click.option("-t", "--type", "kind", type=click.Choice(KINDS), default="topic", show_default=True, help="Type.")
+@click.option("--transient", is_flag=True, help="Do not keep the exchange across restarts.")
+@click.option("-a", "--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="Argument. Repeatable.")
 @vhost_option
 @url_option
 @json_answer
@@ -55,7 +55,7 @@ def add(
     url: str | None,
     config_file: Path | None,
 ) -> dict[str, object]:
-    """Declare exchange NAME; it is fine if it is there and the same."""
+    """Declare exchange NAME. Has no effect if it exists with the same type and arguments."""
     body = {"type": kind, "durable": not transient, "arguments": pairs(arguments)}
     with manage(url, config_file) as client:
         client.call("PUT", "exchanges", vhost, name, body=body)
@@ -70,7 +70,7 @@ def add(
 @json_answer
 def rm(names: tuple[str, ...], vhost: str, yes: bool, url: str | None, config_file: Path | None) -> dict[str, object]:
     """Remove exchanges and their bindings."""
-    ask(f"Remove {', '.join(names)} and all bindings?", yes)
+    ask(f"Remove exchange {', '.join(names)} and all its bindings?", yes)
     with manage(url, config_file) as client:
         for name in names:
             client.call("DELETE", "exchanges", vhost, name)
@@ -95,9 +95,9 @@ def pub(
     url: str | None,
     config_file: Path | None,
 ) -> int:
-    """Publish MESSAGE with ROUTING_KEY to exchange NAME; amq.default leads to the queue of that name.
+    """Publish MESSAGE with ROUTING_KEY to exchange NAME. amq.default routes to the queue named ROUTING_KEY.
 
-    The exit code is 1 when no queue took it.
+    Exits with 1 if the message was not routed to any queue.
     """
     given = {"delivery_mode": 2, **json_object(properties, "--properties")}
     body = {"routing_key": routing_key, "payload": message, "payload_encoding": "string", "properties": given}
@@ -108,5 +108,5 @@ def pub(
 
         show_json({"routed": routed})
     elif not routed:
-        click.echo("no queue took it", err=True)
+        click.echo("headrace: the message was not routed to any queue", err=True)
     return 0 if routed else NOT_ROUTED

@@ -1,4 +1,4 @@
-"""`headrace group`: who reads what and how far behind; starting again from elsewhere."""
+"""`headrace group`: consumer groups and cursors, their lag, and resetting their offsets."""
 
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,13 @@ from headrace.cli.management.common import ask, manage, yes_option
 from headrace.cli.options import json_answer, json_option, url_option
 from headrace.errors import InvalidInput, NotFound
 
-TO_HELP = "earliest, latest, an offset, +N, -N or a time (2026-11-15T08:00)."
+TO_HELP = "New position: earliest, latest, an offset, +N or -N from the current one, or a time (2026-11-15T08:00)."
 MOVES = ("partition", "from", "to", "again", "skipped")
 
 
 @click.group(cls=AliasGroup)
 def group() -> None:
-    """List, describe, reset and remove groups: Kafka's, Spark's, and named cursors."""
+    """List, describe, reset and remove consumer groups and cursors."""
 
 
 @group.command("ls")
@@ -36,15 +36,15 @@ def ls(pattern: str | None, as_json: bool, url: str | None, config_file: Path | 
         show_json({"groups": found})
         return
     rows = [{**one, "topics": ", ".join(one["topics"])} for one in found]
-    show_rows(rows, ("name", "kind", "state", "members", "lag", "topics"), empty="nobody reads with a place of its own")
+    show_rows(rows, ("name", "kind", "state", "members", "lag", "topics"), empty="no groups or cursors")
 
 
 def _kind(client: Any, name: str) -> str:
-    """group or cursor, whichever it is."""
+    """The kind of the reader with that name: group or cursor."""
     for found in client.pages("headrace", "readers", name=name):
         if found["name"] == name:
             return str(found["kind"])
-    raise NotFound(f"no group and no cursor {name!r}")
+    raise NotFound(f"no group or cursor is called {name!r}")
 
 
 @group.command("info")
@@ -52,7 +52,7 @@ def _kind(client: Any, name: str) -> str:
 @json_option
 @url_option
 def info(name: str, as_json: bool, url: str | None, config_file: Path | None) -> None:
-    """Describe group or cursor NAME: where it stands in each partition.
+    """Show the offsets and lag of group or cursor NAME in each partition.
 
     Columns: topic, partition, offset, end, lag.
     """
@@ -63,17 +63,17 @@ def info(name: str, as_json: bool, url: str | None, config_file: Path | None) ->
     if as_json:
         show_json(found)
     else:
-        show_rows(found["positions"], ("topic", "partition", "offset", "end", "lag"), empty="it has no offsets")
+        show_rows(found["positions"], ("topic", "partition", "offset", "end", "lag"), empty="no committed offsets")
 
 
 @group.command("reset")
 @click.argument("name")
-@click.option("-t", "--topic", required=True, help="Whose offsets.")
+@click.option("-t", "--topic", required=True, help="Topic to move in.")
 @click.option("--to", default="earliest", show_default=True, metavar="WHERE", help=TO_HELP)
 @click.option(
-    "-p", "--partition", "partitions", type=click.IntRange(0), multiple=True, help="Only this one; repeat it."
+    "-p", "--partition", "partitions", type=click.IntRange(0), multiple=True, help="Only this partition. Repeatable."
 )
-@click.option("--execute", is_flag=True, help="Do it. Without this nothing is changed: what would happen is shown.")
+@click.option("--execute", is_flag=True, help="Change the offsets. Without this option, only print the changes.")
 @json_option
 @url_option
 def reset(
@@ -86,7 +86,7 @@ def reset(
     url: str | None,
     config_file: Path | None,
 ) -> None:
-    """Move group or cursor NAME in a topic. A dry run, unless --execute.
+    """Reset the offsets of group or cursor NAME in a topic. A dry run without --execute.
 
     \b
     headrace group reset billing -t orders --to -100
@@ -106,7 +106,7 @@ def reset(
         return
     show_rows(answer["moves"], MOVES)
     if not execute:
-        say("nothing was changed; --execute does it")
+        say("dry run: nothing was changed; add --execute to apply it")
 
 
 def _target(to: str) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def _target(to: str) -> dict[str, Any]:
     try:
         return {"to": "timestamp", "timestamp": int(datetime.fromisoformat(to).timestamp() * 1000)}
     except ValueError:
-        raise InvalidInput(f"--to is earliest, latest, an offset, +N, -N or a time, not {to!r}") from None
+        raise InvalidInput(f"--to must be earliest, latest, an offset, +N, -N or a time, not {to!r}") from None
 
 
 @group.command("rm")
@@ -130,8 +130,8 @@ def _target(to: str) -> dict[str, Any]:
 @url_option
 @json_answer
 def rm(name: str, yes: bool, url: str | None, config_file: Path | None) -> dict[str, object]:
-    """Forget group or cursor NAME and its offsets; a group must have no members."""
-    ask(f"Forget where {name} stands?", yes)
+    """Remove group or cursor NAME and its offsets. A group must have no members."""
+    ask(f"Remove {name} and its offsets?", yes)
     with manage(url, config_file) as client:
         client.call("DELETE", "headrace", "readers", _kind(client, name), name)
     return {"removed": [name]}

@@ -1,4 +1,4 @@
-"""`headrace policy`: bounds for many queues at once."""
+"""`headrace policy`: limits and options for all queues or exchanges whose name matches a pattern."""
 
 from pathlib import Path
 
@@ -44,8 +44,10 @@ def ls(vhost: str, as_json: bool, url: str | None, config_file: Path | None) -> 
 @click.argument("name")
 @click.argument("pattern")
 @click.argument("definition")
-@click.option("--apply-to", type=click.Choice(APPLY_TO), default="queues", show_default=True, help="What it is for.")
-@click.option("--priority", type=int, default=0, show_default=True, help="Of several that fit, the highest holds.")
+@click.option("--apply-to", type=click.Choice(APPLY_TO), default="queues", show_default=True, help="Kind of objects.")
+@click.option(
+    "--priority", type=int, default=0, show_default=True, help="Of all matching policies, the highest applies."
+)
 @vhost_option
 @url_option
 @json_answer
@@ -59,7 +61,7 @@ def set_(
     url: str | None,
     config_file: Path | None,
 ) -> dict[str, object]:
-    """Put policy NAME into force for every queue whose name fits PATTERN. DEFINITION is JSON.
+    """Create or replace policy NAME for all queues whose name matches PATTERN. DEFINITION is a JSON object.
 
     \b
     headrace policy set short '^logs\\.' '{"max-length": 10000, "message-ttl": 3600000}'
@@ -83,8 +85,8 @@ def set_(
 @url_option
 @json_answer
 def rm(name: str, vhost: str, yes: bool, url: str | None, config_file: Path | None) -> dict[str, object]:
-    """Take policy NAME out of force."""
-    ask(f"Take policy {name} out of force?", yes)
+    """Remove policy NAME."""
+    ask(f"Remove policy {name}?", yes)
     with manage(url, config_file) as client:
         client.call("DELETE", "policies", vhost, name)
     return {"removed": [name]}

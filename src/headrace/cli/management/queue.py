@@ -1,4 +1,4 @@
-"""`headrace queue`: list, add, look at, empty and remove queues, and look into them."""
+"""`headrace queue`: list, add, describe, purge and remove queues, and show their messages."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from headrace.cli.lazy import AliasGroup
-from headrace.cli.management.common import ask, manage, pairs, vhost_option, yes_option
+from headrace.cli.management.common import ask, manage, pairs, purge_queue, vhost_option, yes_option
 from headrace.cli.options import json_answer, json_option, url_option
 from headrace.errors import InvalidInput
 
@@ -15,13 +15,13 @@ COLUMNS = ("name", "type", "messages_ready", "messages_unacknowledged", "consume
 
 @click.group(cls=AliasGroup)
 def queue() -> None:
-    """List, add, describe, look into, purge and remove queues."""
+    """List, add, describe, purge and remove queues, and show their messages."""
 
 
 @queue.command("ls")
 @click.argument("pattern", required=False)
-@click.option("--sort", default="name", show_default=True, help="Column to sort by; -COLUMN for the largest first.")
-@click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Show so many at most.")
+@click.option("--sort", default="name", show_default=True, help="Column to sort by; -COLUMN sorts in descending order.")
+@click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Maximum number of queues.")
 @vhost_option
 @json_option
 @url_option
@@ -46,11 +46,11 @@ def ls(
         order = {"sort": sort.lstrip("-"), "sort_reverse": "true" if sort.startswith("-") else "false"}
         found = list(islice(client.pages("queues", vhost, name=pattern, **order), limit and min(limit, sys.maxsize)))
     if found and order["sort"].partition(".")[0] not in found[0]:
-        raise InvalidInput(f"queues have no {order['sort']!r} to sort by; they have {', '.join(COLUMNS)} and more")
+        raise InvalidInput(f"queues have no column {order['sort']!r}; sort by {', '.join(COLUMNS)}, or another field")
     if as_json:
         show_json({"queues": found})
     else:
-        show_rows(found, COLUMNS, empty="no queues: `headrace queue add NAME` makes one")
+        show_rows(found, COLUMNS, empty="no queues; create one with `headrace queue add NAME`")
 
 
 @click.command("list_queues")
@@ -59,7 +59,7 @@ def ls(
 @json_option
 @url_option
 def list_queues(columns: tuple[str, ...], vhost: str, as_json: bool, url: str | None, config_file: Path | None) -> None:
-    """List queues as rabbitmqctl does: these COLUMNS, or name and messages."""
+    """List queues as rabbitmqctl does. COLUMNS default to name and messages."""
     from headrace.cli.output import show_json, show_rows
 
     wanted = columns or ("name", "messages")
@@ -67,7 +67,7 @@ def list_queues(columns: tuple[str, ...], vhost: str, as_json: bool, url: str | 
         found = list(client.pages("queues", vhost))
     for column in wanted:
         if found and column not in found[0]:
-            raise InvalidInput(f"queues have no {column!r}; they have {', '.join(COLUMNS)} and more")
+            raise InvalidInput(f"queues have no column {column!r}; use {', '.join(COLUMNS)}, or another field")
     rows = [{column: one[column] for column in wanted} for one in found]
     show_json({"queues": rows}) if as_json else show_rows(rows, wanted)
 
@@ -110,10 +110,12 @@ def info(name: str, vhost: str, as_json: bool, url: str | None, config_file: Pat
 
 @queue.command("add")
 @click.argument("name")
-@click.option("--type", "kind", type=click.Choice(["classic", "quorum", "stream"]), help="classic unless said.")
-@click.option("--transient", is_flag=True, help="In memory only: gone on restart.")
-@click.option("--auto-delete", is_flag=True, help="Removed with its last consumer.")
-@click.option("-a", "--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument; repeat it.")
+@click.option(
+    "--type", "kind", type=click.Choice(["classic", "quorum", "stream"]), help="Queue type.  [default: classic]"
+)
+@click.option("--transient", is_flag=True, help="Keep the queue in memory only; it does not survive a restart.")
+@click.option("--auto-delete", is_flag=True, help="Delete the queue when its last consumer is gone.")
+@click.option("-a", "--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="Queue argument. Repeatable.")
 @vhost_option
 @url_option
 @json_answer
@@ -127,7 +129,7 @@ def add(
     url: str | None,
     config_file: Path | None,
 ) -> dict[str, object]:
-    """Declare queue NAME; it is fine if it is there and the same.
+    """Declare queue NAME. Has no effect if it exists with the same arguments.
 
     \b
     headrace queue add orders -a x-max-length=10000 -a x-dead-letter-exchange=dead
@@ -141,8 +143,8 @@ def add(
 
 @queue.command("rm")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option("--if-empty", is_flag=True, help="Only when no message is in it.")
-@click.option("--if-unused", is_flag=True, help="Only when nobody consumes from it.")
+@click.option("--if-empty", is_flag=True, help="Only if it has no messages.")
+@click.option("--if-unused", is_flag=True, help="Only if it has no consumers.")
 @vhost_option
 @yes_option
 @url_option
@@ -156,8 +158,8 @@ def rm(
     url: str | None,
     config_file: Path | None,
 ) -> dict[str, object]:
-    """Remove queues and every message in them."""
-    ask(f"Remove {', '.join(names)} and every message in it?", yes)
+    """Remove queues and all their messages."""
+    ask(f"Remove queue {', '.join(names)} and all its messages?", yes)
     query = {"if-empty": "true" if if_empty else None, "if-unused": "true" if if_unused else None}
     with manage(url, config_file) as client:
         for name in names:
@@ -172,21 +174,20 @@ def rm(
 @url_option
 @json_answer
 def purge(name: str, vhost: str, yes: bool, url: str | None, config_file: Path | None) -> dict[str, object]:
-    """Remove every message of queue NAME that is ready; what consumers have stays."""
+    """Remove all ready messages of queue NAME. Unacknowledged messages stay with their consumers."""
     with manage(url, config_file) as client:
-        ready = client.call("GET", "queues", vhost, name)["messages_ready"]
-        ask(f"Remove {ready:,} messages of {name}?", yes)
-        client.call("DELETE", "queues", vhost, name, "contents")
-    return {"purged": [name], "messages": ready}
+        return purge_queue(client, vhost, name, "messages", yes)
 
 
 @queue.command("peek")
 @click.argument("name")
-@click.option("-n", "--limit", type=click.IntRange(1, 500), default=10, show_default=True, help="So many messages.")
-@click.option("-o", "--offset", type=click.IntRange(0), help="From this offset on; otherwise the newest.")
-@click.option("-p", "--partition", type=click.IntRange(0), default=0, show_default=True, help="Of this partition.")
-@click.option("--contains", metavar="TEXT", help="Only messages with this text in key, value or a header.")
-@click.option("-V", "--vhost", default="/", show_default=True, help="The virtual host.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(1, 500), default=10, show_default=True, help="Maximum number of messages."
+)
+@click.option("-o", "--offset", type=click.IntRange(0), help="Start at this offset.  [default: the newest messages]")
+@click.option("-p", "--partition", type=click.IntRange(0), default=0, show_default=True, help="Partition.")
+@click.option("--contains", metavar="TEXT", help="Only messages with TEXT in the key, the value or a header.")
+@click.option("-V", "--vhost", default="/", show_default=True, help="Virtual host.")
 @json_option
 @url_option
 def peek(
@@ -200,7 +201,7 @@ def peek(
     url: str | None,
     config_file: Path | None,
 ) -> None:
-    """Look at messages of queue or topic NAME. Nothing is taken, nothing is marked as delivered.
+    """Show messages of queue or topic NAME without consuming them or marking them as delivered.
 
     Columns: offset, time, state, key, value.
     """
@@ -209,7 +210,8 @@ def peek(
     query = {"limit": limit, "offset": offset, "partition": partition, "contains": contains}
     with manage(url, config_file) as client:
         answer = client.call("GET", "headrace", "streams", vhost, name, "messages", query=query)
-        # The broker looks at so much for one question. What comes meanwhile is left out: there would be no end to it.
+        # The broker scans a limited number of messages per request. Stop at the end seen first, so that a busy queue
+        # does not keep this loop running for ever.
         while len(answer["messages"]) < limit and answer["next"] < answer["end"]:
             rest = {**query, "limit": limit - len(answer["messages"]), "offset": answer["next"]}
             more = client.call("GET", "headrace", "streams", vhost, name, "messages", query=rest)

@@ -1,4 +1,4 @@
-"""`headrace schema`: the schema registry."""
+"""`headrace schema`: subjects and versions of the schema registry."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -15,18 +15,19 @@ from headrace.cli.options import json_answer, json_option, url_option
 from headrace.errors import InvalidInput, NotFound
 
 AVRO, JSON, PROTOBUF = "avro", "json", "protobuf"
-ENDINGS = {".avsc": AVRO, ".proto": PROTOBUF}  # what ends in .json may be either of the others
+SUFFIXES = {".avsc": AVRO, ".proto": PROTOBUF}  # .json is ambiguous: Avro or JSON Schema
 LEVELS = ("NONE", *(kind + rest for kind in ("BACKWARD", "FORWARD", "FULL") for rest in ("", "_TRANSITIVE")))
-INCOMPATIBLE = 5  # as when it is registered
+INCOMPATIBLE = 5  # the exit code of a conflict, as when an incompatible schema is registered
 
 
 @click.group(cls=AliasGroup)
 def schema() -> None:
-    """List, look at, register, check and remove schemas."""
+    """List, show, register, check and remove schemas."""
 
 
-def takes_a_schema(command: Callable[..., Any]) -> Callable[..., Any]:
-    """SUBJECT, FILE and what else says which schema is meant: the command gets it as the registry wants it."""
+def schema_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds SUBJECT, FILE and the options of a schema. The command receives the schema as the registry's request
+    body."""
 
     @json_option
     @url_option
@@ -38,7 +39,7 @@ def takes_a_schema(command: Callable[..., Any]) -> Callable[..., Any]:
         "--type",
         "kind",
         type=click.Choice((AVRO, JSON, PROTOBUF)),
-        help="What FILE is; not needed when it ends in .avsc or .proto.",
+        help="Type of the schema.  [default: by the suffix of FILE, .avsc or .proto]",
     )
     reference = click.option(
         "-r",
@@ -46,7 +47,7 @@ def takes_a_schema(command: Callable[..., Any]) -> Callable[..., Any]:
         "references",
         multiple=True,
         metavar="NAME=SUBJECT:VERSION",
-        help="Another schema that this one needs, and what it calls it; repeat it.",
+        help="A registered schema that this one refers to as NAME. Repeatable.",
     )
     file = click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True, allow_dash=True))
     return click.argument("subject")(file(kind(reference(reading))))
@@ -54,13 +55,13 @@ def takes_a_schema(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @schema.command("ls")
 @click.argument("pattern", required=False)
-@click.option("--deleted", is_flag=True, help="Deleted ones, too.")
+@click.option("--deleted", is_flag=True, help="Include deleted subjects.")
 @json_option
 @url_option
 def ls(pattern: str | None, deleted: bool, as_json: bool, url: str | None, config_file: Path | None) -> None:
     """List subjects whose name contains PATTERN.
 
-    Columns: subject, type, versions, version, id, compatibility; version and id are the latest.
+    Columns: subject, type, versions, version, id, compatibility. version and id belong to the latest version.
     """
     from headrace.cli.output import show_json, show_rows
 
@@ -70,16 +71,16 @@ def ls(pattern: str | None, deleted: bool, as_json: bool, url: str | None, confi
         show_json({"subjects": found})
         return
     columns = ("subject", "type", "versions", "version", "id", "compatibility")
-    show_rows(found, columns, empty="no schemas yet: `headrace schema register SUBJECT FILE` makes the first")
+    show_rows(found, columns, empty="no schemas; register one with `headrace schema register SUBJECT FILE`")
 
 
 @schema.command("info")
 @click.argument("subject")
-@click.option("--version", "version", type=click.IntRange(1), metavar="N", help="Not the latest, but this one.")
+@click.option("--version", "version", type=click.IntRange(1), metavar="N", help="Version.  [default: the latest]")
 @json_option
 @url_option
 def info(subject: str, version: int | None, as_json: bool, url: str | None, config_file: Path | None) -> None:
-    """Show the latest schema of SUBJECT. A pipe gets nothing but its text.
+    """Show the latest schema of SUBJECT. In a pipe, only the text of the schema is printed.
 
     \b
     headrace schema info orders-value --version 2 > order.avsc
@@ -102,16 +103,16 @@ def info(subject: str, version: int | None, as_json: bool, url: str | None, conf
     facts |= {f"needs {one['name']}": f"{one['subject']}, version {one['version']}" for one in references}
     show_facts(facts)
     click.echo()
-    click.echo(laid_out(found["schema"], kind))
+    click.echo(readable(found["schema"], kind))
 
 
 @schema.command("register")
-@takes_a_schema
+@schema_arguments
 def register(subject: str, body: dict[str, object], as_json: bool, url: str | None, config_file: Path | None) -> None:
-    """Register the schema in FILE under SUBJECT; it is fine if it is there. - reads stdin.
+    """Register the schema in FILE under SUBJECT. FILE - reads stdin.
 
-    Serializers take the subject TOPIC-value for the values of a topic, TOPIC-key for its keys.
-    Columns: subject, version, id.
+    Has no effect if the schema is already registered. Serializers use the subject TOPIC-value for the values of a topic
+    and TOPIC-key for its keys. Columns: subject, version, id.
 
     \b
     headrace schema register orders-value order.avsc
@@ -128,11 +129,11 @@ def register(subject: str, body: dict[str, object], as_json: bool, url: str | No
 
 
 @schema.command("check")
-@takes_a_schema
+@schema_arguments
 def check(subject: str, body: dict[str, object], as_json: bool, url: str | None, config_file: Path | None) -> int:
-    """Ask whether the schema in FILE may follow those of SUBJECT, and register nothing. - reads stdin.
+    """Check whether the schema in FILE is compatible with SUBJECT, without registering it. FILE - reads stdin.
 
-    The exit code is 0 if it may and 5 if not, with the reasons, one a line.
+    Exits with 0 if it is compatible, and with 5 if not. Prints the reasons, one per line.
     """
     from headrace.cli.output import show_json, show_rows
 
@@ -149,8 +150,8 @@ def check(subject: str, body: dict[str, object], as_json: bool, url: str | None,
 @schema.command("compatibility")
 @click.argument("subject", required=False)
 @click.argument("level", required=False)
-@click.option("--global", "for_all", is_flag=True, help="Set LEVEL for all subjects that have none of their own.")
-@click.option("--unset", is_flag=True, help="Take the level of SUBJECT away: that of all holds again.")
+@click.option("--global", "for_all", is_flag=True, help="Set LEVEL for all subjects without a level of their own.")
+@click.option("--unset", is_flag=True, help="Remove the level of SUBJECT, so that the global level applies.")
 @json_option
 @url_option
 def compatibility(
@@ -162,10 +163,10 @@ def compatibility(
     url: str | None,
     config_file: Path | None,
 ) -> None:
-    """Show what SUBJECT asks of a new schema, or without SUBJECT what all do; with LEVEL, set it.
+    """Show or set the compatibility level of SUBJECT, or the global level.
 
-    LEVEL is BACKWARD (reads what the last one wrote), FORWARD (the last one reads it), FULL (both), each with
-    _TRANSITIVE (not only the last one, but all), or NONE.
+    LEVEL is BACKWARD (the new schema can read data of the previous version), FORWARD (the previous version can read
+    data of the new schema), FULL (both), one of these with _TRANSITIVE (all previous versions), or NONE.
 
     \b
     headrace schema compatibility orders-value FULL
@@ -174,11 +175,11 @@ def compatibility(
     if for_all and subject is not None and level is None:
         subject, level = None, subject
     if for_all and (subject is not None or level is None):
-        raise InvalidInput("--global goes with a LEVEL and without a SUBJECT")
+        raise InvalidInput("--global needs a LEVEL and no SUBJECT")
     if unset and (subject is None or level is not None):
-        raise InvalidInput("--unset goes with a SUBJECT and without a LEVEL")
+        raise InvalidInput("--unset needs a SUBJECT and no LEVEL")
     if level is not None and level.upper() not in LEVELS:
-        raise InvalidInput(f"{level!r} is not a level; there are {', '.join(LEVELS)}")
+        raise InvalidInput(f"{level!r} is not a compatibility level; use one of {', '.join(LEVELS)}")
     path = ("config",) if subject is None else ("config", subject)
     with manage(url, config_file) as client:
         if unset:
@@ -196,8 +197,8 @@ def compatibility(
 
 @schema.command("rm")
 @click.argument("subject")
-@click.option("--version", "version", type=click.IntRange(1), metavar="N", help="Only this version.")
-@click.option("--permanent", is_flag=True, help="For good: its id means nothing any more.")
+@click.option("--version", "version", type=click.IntRange(1), metavar="N", help="Remove only this version.")
+@click.option("--permanent", is_flag=True, help="Also remove its id: messages written with it become unreadable.")
 @yes_option
 @url_option
 @json_answer
@@ -206,12 +207,14 @@ def rm(
 ) -> dict[str, object]:
     """Remove SUBJECT, or one version of it.
 
-    It is no longer listed, nor compared with. Whoever has its id may still ask for it, unless --permanent; messages
-    that were written with it cannot be read any more then.
+    A removed schema is not listed and not checked for compatibility, but consumers can still look it up by its id,
+    unless --permanent is given.
     """
     what = subject if version is None else f"version {version} of {subject}"
-    lost = " for good? Messages that were written with it cannot be read any more." if permanent else "?"
-    ask(f"Remove {what}{lost}", yes)
+    question = (
+        f"Permanently remove {what}? Messages written with it become unreadable." if permanent else f"Remove {what}?"
+    )
+    ask(question, yes)
     path = ("subjects", subject) if version is None else ("subjects", subject, "versions", str(version))
     with manage(url, config_file) as client:
         try:
@@ -219,15 +222,15 @@ def rm(
         except NotFound:
             if not permanent:
                 raise
-        if permanent:  # it may have been removed before; the registry wants that first
+        if permanent:  # the registry removes permanently only what was removed before
             gone = client.registry("DELETE", *path, query={"permanent": "true"})
     return {"removed": [subject], "versions": gone if isinstance(gone, list) else [gone]}
 
 
 def _content(file: Path, kind: str | None, references: Sequence[str]) -> dict[str, object]:
-    kind = kind or ENDINGS.get(file.suffix)
+    kind = kind or SUFFIXES.get(file.suffix)
     if kind is None:
-        raise InvalidInput(f"what is {str(file)!r}? --type says it: {AVRO}, {JSON} or {PROTOBUF}")
+        raise InvalidInput(f"the type of {str(file)!r} is unknown; give it with --type {AVRO}, {JSON} or {PROTOBUF}")
     text = sys.stdin.read() if str(file) == "-" else file.read_text()
     return {"schema": text, "schemaType": kind.upper(), "references": [_reference(one) for one in references]}
 
@@ -245,13 +248,13 @@ def _level(registry: Callable[..., Any], subject: str | None) -> str:
     return str(registry("GET", *path, query={"defaultToGlobal": "true"})["compatibilityLevel"])
 
 
-def laid_out(text: str, kind: str) -> str:
-    """For a person: indented, and nothing in it steers the terminal."""
+def readable(text: str, kind: str) -> str:
+    """A schema for a terminal: JSON is indented, and control characters are escaped."""
     import msgspec
 
     from headrace.cli.messages.formats import printable
 
     if kind != PROTOBUF.upper():
-        with suppress(msgspec.DecodeError, RecursionError):  # somebody may have written it into the topic
+        with suppress(msgspec.DecodeError, RecursionError):  # the topic may contain anything
             text = msgspec.json.format(text, indent=2)
     return "\n".join(printable(line.encode()) for line in text.split("\n"))

@@ -1,4 +1,4 @@
-"""`headrace topic`: list, add, look at, change and remove topics."""
+"""`headrace topic`: list, add, describe, change and remove topics."""
 
 import os
 import sys
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.lazy import AliasGroup
+from headrace.cli.management.common import ask, yes_option
 from headrace.cli.options import broker_url, json_option, url_option
 from headrace.errors import AlreadyExists, InvalidInput
 
@@ -23,11 +24,11 @@ def topic() -> None:
 
 @topic.command("ls")
 @click.argument("pattern", required=False)
-@click.option("-l", "--long", is_flag=True, help="With messages, bytes and segments of every topic.")
+@click.option("-l", "--long", is_flag=True, help="Also show messages, bytes and segments.")
 @json_option
 @url_option
 def ls(pattern: str | None, long: bool, as_json: bool, url: str | None, config_file: Path | None) -> None:
-    """List topics; PATTERN is a shell pattern such as 'orders-*'.
+    """List topics, or those that match a shell PATTERN such as 'orders-*'.
 
     Columns: name, kind, partitions; with -l also messages, bytes and segments.
     """
@@ -43,14 +44,14 @@ def ls(pattern: str | None, long: bool, as_json: bool, url: str | None, config_f
         show_json({"topics": topics})
         return
     columns = ["name", "kind", "partitions"] + (["messages", "bytes", "segments"] if long else [])
-    show_rows(topics, columns, empty="no topics yet: `headrace pub TOPIC MESSAGE` makes one")
+    show_rows(topics, columns, empty="no topics; create one with `headrace topic add NAME`")
 
 
 @topic.command("add")
 @click.argument("name")
-@click.option("-p", "--partitions", type=click.IntRange(1), metavar="N", help="How many; the broker's default is 1.")
-@click.option("-c", "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the topic; repeat it.")
-@click.option("--if-missing", is_flag=True, help="It is fine if the topic is there already.")
+@click.option("-p", "--partitions", type=click.IntRange(1), metavar="N", help="Number of partitions.")
+@click.option("-c", "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Topic setting. Repeatable.")
+@click.option("--if-missing", is_flag=True, help="Succeed if the topic already exists.")
 @json_option
 @url_option
 def add(
@@ -62,7 +63,7 @@ def add(
     url: str | None,
     config_file: Path | None,
 ) -> None:
-    """Add a topic NAME.
+    """Create topic NAME.
 
     \b
     headrace topic add orders -p 4 -c retention_ms=30d -c compression=zstd
@@ -82,7 +83,7 @@ def add(
 @json_option
 @url_option
 def info(name: str, as_json: bool, url: str | None, config_file: Path | None) -> None:
-    """Describe topic NAME: its partitions with their offsets, and the settings in force.
+    """Describe topic NAME: partitions, offsets and effective settings.
 
     Columns when piped: partition, start, end, messages, bytes, segments.
     """
@@ -93,12 +94,12 @@ def info(name: str, as_json: bool, url: str | None, config_file: Path | None) ->
 @topic.command("get")
 @click.argument("name")
 @click.argument("key")
-@click.option("-J", "--json", "as_json", is_flag=True, help="As a JSON object: key, value, headers, offset...")
+@click.option("-J", "--json", "as_json", is_flag=True, help="Print a JSON object: key, value, headers, offset...")
 @url_option
 def get(name: str, key: str, as_json: bool, url: str | None, config_file: Path | None) -> None:
-    """Print the last message of topic NAME with a KEY; exit code 4 if there is none.
+    """Print the last message with KEY of topic NAME.
 
-    The topic needs an index of keys.
+    Exits with 4 if there is none. The topic needs the setting key_index.
 
     \b
     headrace topic set customers key_index=true
@@ -110,7 +111,7 @@ def get(name: str, key: str, as_json: bool, url: str | None, config_file: Path |
     with _client(url, config_file) as client:
         found = client.last(name, os.fsencode(key))
     if found is None:
-        raise NotFound(f"topic {name!r} has no message with the key {key!r}")
+        raise NotFound(f"topic {name!r} has no message with key {key!r}")
     sys.stdout.buffer.write(message_json(found, name) if as_json else (found.value or b"") + b"\n")
     sys.stdout.buffer.flush()
 
@@ -118,7 +119,7 @@ def get(name: str, key: str, as_json: bool, url: str | None, config_file: Path |
 @topic.command("set")
 @click.argument("name")
 @click.argument("settings", nargs=-1, metavar="[SETTING=VALUE]...")
-@click.option("-p", "--partitions", type=click.IntRange(1), metavar="N", help="Grow to this many partitions.")
+@click.option("-p", "--partitions", type=click.IntRange(1), metavar="N", help="Increase the number of partitions to N.")
 @json_option
 @url_option
 def set_(
@@ -129,29 +130,27 @@ def set_(
     url: str | None,
     config_file: Path | None,
 ) -> None:
-    """Change settings of topic NAME; `SETTING=` without a value takes the broker's default again.
+    """Change settings of topic NAME. `SETTING=` without a value resets it to the broker's default.
 
     \b
     headrace topic set orders retention_ms=1d cleanup_policy=
     """
     if not settings and partitions is None:
-        raise InvalidInput("nothing to change; write SETTING=VALUE, such as retention_ms=7d")
+        raise InvalidInput("no setting given; write SETTING=VALUE, such as retention_ms=7d")
     with _client(url, config_file) as client:
         _show(client.configure_topic(name, _pairs(settings), partitions=partitions), as_json)
 
 
 @topic.command("rm")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @json_option
 @url_option
 def rm(names: tuple[str, ...], yes: bool, as_json: bool, url: str | None, config_file: Path | None) -> None:
-    """Remove topics and every message in them."""
-    if not yes:
-        if not sys.stdin.isatty():
-            raise InvalidInput("removing a topic removes its messages: say --yes when nobody can be asked")
-        click.confirm(f"Remove {', '.join(names)} and every message in it?", abort=True, err=True)
+    """Remove topics and all their messages."""
     from headrace.cli.output import show_json
+
+    ask(f"Remove topic {', '.join(names)} and all its messages?", yes)
 
     with _client(url, config_file) as client:
         for name in names:

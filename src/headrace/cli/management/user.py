@@ -1,4 +1,4 @@
-"""`headrace user`: who may come in, and what they may do."""
+"""`headrace user`: users, tags and permissions."""
 
 import sys
 from functools import wraps
@@ -14,14 +14,14 @@ from headrace.cli.options import json_answer, json_option, url_option
 from headrace.errors import AlreadyExists, InvalidInput
 
 
-def place_options(command: Any) -> Any:
-    """Which users: those of a running broker, or of a stopped one's folder. The command gets them as `store`."""
+def store_options(command: Any) -> Any:
+    """Adds --url and --data-dir, and passes the users that they select to the command as `store`."""
 
     @url_option
     @click.option(
         "--data-dir",
         metavar="FOLDER",
-        help="Work in the data folder of a broker that is stopped, without a password: for those who are locked out.",
+        help="Work on the data folder of a stopped broker instead, which needs no password.",
     )
     @wraps(command)
     def opened(*arguments: Any, url: str | None, config_file: Path | None, data_dir: str | None, **options: Any) -> Any:
@@ -32,44 +32,47 @@ def place_options(command: Any) -> Any:
 
 
 def password_options(command: Any) -> Any:
-    """The command gets what they say as `password`."""
+    """Adds the ways to give a password, and passes it to the command as `password`."""
 
     @click.argument("password", required=False)
     @click.option(
-        "--password", "password_option", metavar="PASSWORD", help="The password. Others on this machine see it in `ps`."
+        "--password",
+        "password_option",
+        metavar="PASSWORD",
+        help="Password. Other users of this machine can see it in `ps`.",
     )
-    @click.option("--password-stdin", is_flag=True, help="Read the password from stdin, up to the end of the line.")
+    @click.option("--password-stdin", is_flag=True, help="Read the password from the first line of stdin.")
     @wraps(command)
     def given(
         *arguments: Any, password: str | None, password_option: str | None, password_stdin: bool, **options: Any
     ) -> Any:
-        said = [found for found in (password, password_option) if found is not None]
-        if len(said) + password_stdin > 1:
-            raise InvalidInput("say the password once")
+        passwords = [found for found in (password, password_option) if found is not None]
+        if len(passwords) + password_stdin > 1:
+            raise InvalidInput("give the password only once")
         if password_stdin:
-            said = [sys.stdin.readline().rstrip("\r\n")]
-        elif not said:
+            passwords = [sys.stdin.readline().rstrip("\r\n")]
+        elif not passwords:
             if not sys.stdin.isatty():
-                raise InvalidInput("there is nobody to ask for the password: write it to stdin with --password-stdin")
-            said = [click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)]
-        if not said[0]:
-            raise InvalidInput("a password is not empty")
-        return command(*arguments, password=said[0], **options)
+                raise InvalidInput("no password given: write it to stdin and use --password-stdin")
+            passwords = [click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)]
+        if not passwords[0]:
+            raise InvalidInput("the password must not be empty")
+        return command(*arguments, password=passwords[0], **options)
 
     return given
 
 
 @click.group(cls=AliasGroup)
 def user() -> None:
-    """List, add and remove users, and say what they may do.
+    """List, add and remove users, and manage their permissions.
 
-    With --data-dir the users of a broker that is stopped, which is the way back in when no password is known any more.
+    If you have lost the passwords, stop the broker and use --data-dir to change them in its data folder.
     """
 
 
 @user.command("ls")
 @json_option
-@place_options
+@store_options
 def ls(as_json: bool, store: UserStore) -> None:
     """List users.
 
@@ -82,18 +85,18 @@ def ls(as_json: bool, store: UserStore) -> None:
         show_json({"users": found})
     else:
         rows = [{"name": one["name"], "tags": ", ".join(one["tags"])} for one in found]
-        show_rows(rows, ("name", "tags"), empty="no users: nobody can come in")
+        show_rows(rows, ("name", "tags"), empty="no users; add one with `headrace user add NAME`")
 
 
 @user.command("rights")
 @click.argument("name", required=False)
-@click.option("-V", "-p", "--vhost", help="Only in this virtual host.")
+@click.option("-V", "-p", "--vhost", help="Only for this virtual host.")
 @json_option
-@place_options
+@store_options
 def rights(name: str | None, vhost: str | None, as_json: bool, store: UserStore) -> None:
-    """List what users may do, or only user NAME.
+    """List the permissions of all users, or of user NAME.
 
-    Columns: user, vhost, exchange (of a topic rule), configure, write, read.
+    Columns: user, vhost, exchange (topic permissions only), configure, write, read.
     """
     from headrace.cli.output import show_json, show_rows
 
@@ -107,24 +110,28 @@ def rights(name: str | None, vhost: str | None, as_json: bool, store: UserStore)
         return
     rows = sorted(permissions + topics, key=lambda one: (one["user"], one["vhost"], one.get("exchange", "")))
     columns = ("user", "vhost", "exchange", "configure", "write", "read")
-    show_rows(rows, columns, empty="nobody may do anything")
+    show_rows(rows, columns, empty="no permissions; grant some with `headrace user grant`")
 
 
 @user.command("add")
 @click.argument("name")
 @password_options
-@click.option("-t", "--tag", "tags", multiple=True, help="Such as administrator, monitoring; repeat it.")
-@place_options
+@click.option("-t", "--tag", "tags", multiple=True, help="Tag, such as administrator or monitoring. Repeatable.")
+@store_options
 @json_answer
 def add(name: str, tags: tuple[str, ...], password: str, store: UserStore) -> dict[str, object]:
-    """Add user NAME, who may do nothing until `headrace user grant` says so. Asks for the password.
+    """Add user NAME. Asks for the password.
+
+    A new user has no permissions; grant them with `headrace user grant`.
 
     \b
     headrace user add ann --tag administrator
     pass show headrace/ann | headrace user add ann --password-stdin
     """
     if store.exists(name):
-        raise AlreadyExists(f"user {name!r} exists already; `headrace user passwd` and `user tags` change one")
+        raise AlreadyExists(
+            f"user {name!r} already exists; change it with `headrace user passwd` or `headrace user tags`"
+        )
     store.add(name, password, tags)
     return {"added": [name]}
 
@@ -132,10 +139,10 @@ def add(name: str, tags: tuple[str, ...], password: str, store: UserStore) -> di
 @user.command("rm")
 @click.argument("name")
 @yes_option
-@place_options
+@store_options
 @json_answer
 def rm(name: str, yes: bool, store: UserStore) -> dict[str, object]:
-    """Remove user NAME with everything it may do, and close its connections."""
+    """Remove user NAME and its permissions, and close its connections."""
     ask(f"Remove user {name}?", yes)
     store.remove(name)
     return {"removed": [name]}
@@ -144,10 +151,10 @@ def rm(name: str, yes: bool, store: UserStore) -> dict[str, object]:
 @user.command("passwd")
 @click.argument("name")
 @password_options
-@place_options
+@store_options
 @json_answer
 def passwd(name: str, password: str, store: UserStore) -> dict[str, object]:
-    """Give user NAME another password. Connections that are open stay open."""
+    """Change the password of user NAME. Open connections stay open."""
     store.set_password(name, password)
     return {"changed": [name]}
 
@@ -155,10 +162,10 @@ def passwd(name: str, password: str, store: UserStore) -> dict[str, object]:
 @user.command("tags")
 @click.argument("name")
 @click.argument("tags", nargs=-1)
-@place_options
+@store_options
 @json_answer
 def tags(name: str, tags: tuple[str, ...], store: UserStore) -> dict[str, object]:
-    """Give user NAME these TAGS and no others: administrator, monitoring, policymaker, management, impersonator."""
+    """Replace the tags of user NAME: administrator, monitoring, policymaker, management, impersonator."""
     store.set_tags(name, tags)
     return {"changed": [name]}
 
@@ -169,10 +176,13 @@ def tags(name: str, tags: tuple[str, ...], store: UserStore) -> dict[str, object
 @click.argument("write")
 @click.argument("read")
 @vhost_option
-@place_options
+@store_options
 @json_answer
 def grant(name: str, configure: str, write: str, read: str, vhost: str, store: UserStore) -> dict[str, object]:
-    """Say what user NAME may do in a virtual host: three patterns, found anywhere in the names of queues and exchanges.
+    """Set the permissions of user NAME in a virtual host.
+
+    CONFIGURE, WRITE and READ are regular expressions, searched in the names of queues and exchanges. An empty one
+    permits nothing.
 
     \b
     headrace user grant ann '.*' '.*' '.*'
@@ -185,10 +195,10 @@ def grant(name: str, configure: str, write: str, read: str, vhost: str, store: U
 @user.command("revoke")
 @click.argument("name")
 @vhost_option
-@place_options
+@store_options
 @json_answer
 def revoke(name: str, vhost: str, store: UserStore) -> dict[str, object]:
-    """Keep user NAME out of a virtual host."""
+    """Remove the permissions of user NAME in a virtual host."""
     store.revoke(vhost, name)
     return {"changed": [name]}
 
@@ -199,10 +209,12 @@ def revoke(name: str, vhost: str, store: UserStore) -> dict[str, object]:
 @click.argument("write")
 @click.argument("read")
 @vhost_option
-@place_options
+@store_options
 @json_answer
 def grant_topic(name: str, exchange: str, write: str, read: str, vhost: str, store: UserStore) -> dict[str, object]:
-    """Bound the routing keys that user NAME may publish with to topic exchange EXCHANGE, and bind with from it.
+    """Restrict the routing keys that user NAME may use with topic exchange EXCHANGE.
+
+    WRITE applies to the routing keys of publishes, READ to those of bindings.
 
     \b
     headrace user grant-topic sensor amq.topic '^{username}\\.' ''
@@ -215,10 +227,10 @@ def grant_topic(name: str, exchange: str, write: str, read: str, vhost: str, sto
 @click.argument("name")
 @click.argument("exchange", required=False)
 @vhost_option
-@place_options
+@store_options
 @json_answer
 def revoke_topic(name: str, exchange: str | None, vhost: str, store: UserStore) -> dict[str, object]:
-    """Take away the rule of user NAME for topic exchange EXCHANGE, or all of them: any routing key is allowed then."""
+    """Remove the topic permissions of user NAME for EXCHANGE, or for all exchanges. Any routing key is allowed then."""
     store.revoke_topic(vhost, name, exchange)
     return {"changed": [name]}
 

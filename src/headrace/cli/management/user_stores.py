@@ -1,11 +1,11 @@
-"""Where `headrace user` finds the users: at a running broker, or in the folder of one that is stopped."""
+"""UserStore: the users that `headrace user` works on, at a running broker or in the data folder of a stopped one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headrace.cli.data_folder.folder import allowed
+from headrace.cli.data_folder.folder import explain_missing_access
 from headrace.cli.management.common import manage
 from headrace.errors import NotFound
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from headrace.broker.access.offline import OfflineUsers
     from headrace.client.management import Management
 
-Shape = dict[str, Any]  # as RabbitMQ's API has it
+Shape = dict[str, Any]  # an object in the format of RabbitMQ's management API
 
 
 class UserStore(Protocol):
@@ -36,7 +36,7 @@ def user_store(url: str | None, config_file: Path | None, data_dir: str | None) 
     if data_dir is not None:
         from headrace.broker.access.offline import offline_users
 
-        with allowed(data_dir), offline_users(data_dir) as users:
+        with explain_missing_access(data_dir), offline_users(data_dir) as users:
             yield _Folder(users)
     else:
         with manage(url, config_file) as client:
@@ -74,7 +74,7 @@ class _Broker:
         self._call("PUT", "users", name, body={"password": password, "tags": _joined(known["tags"])})
 
     def set_tags(self, name: str, tags: tuple[str, ...]) -> None:
-        self._call("GET", "users", name)  # or it would be made
+        self._call("GET", "users", name)  # raises NotFound: PUT would create the user
         self._call("PUT", "users", name, body={"tags": ",".join(tags)})
 
     def remove(self, name: str) -> None:

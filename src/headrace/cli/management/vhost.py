@@ -39,7 +39,7 @@ def ls(as_json: bool, url: str | None, config_file: Path | None) -> None:
 @url_option
 @json_answer
 def add(name: str, url: str | None, config_file: Path | None) -> dict[str, object]:
-    """Add virtual host NAME; it is fine if it is there. `headrace user grant` lets users in."""
+    """Add virtual host NAME. Has no effect if it exists. Give users access with `headrace user grant`."""
     with manage(url, config_file) as client:
         client.call("PUT", "vhosts", name, body={})
     return {"added": [name]}
@@ -47,8 +47,10 @@ def add(name: str, url: str | None, config_file: Path | None) -> dict[str, objec
 
 @vhost.command("limit")
 @click.argument("name")
-@click.option("--max-connections", type=int, metavar="N", help="Most AMQP connections; -1 is no limit.")
-@click.option("--max-queues", type=int, metavar="N", help="Most queues; -1 is no limit.")
+@click.option(
+    "--max-connections", type=int, metavar="N", help="Maximum number of AMQP connections; -1 removes the limit."
+)
+@click.option("--max-queues", type=int, metavar="N", help="Maximum number of queues; -1 removes the limit.")
 @json_option
 @url_option
 def limit(
@@ -59,7 +61,7 @@ def limit(
     url: str | None,
     config_file: Path | None,
 ) -> None:
-    """Show how many connections and queues virtual host NAME may have; with options, set it.
+    """Show or set the limits of virtual host NAME.
 
     Columns: limit, value.
 
@@ -89,8 +91,8 @@ def limit(
 @url_option
 @json_answer
 def rm(name: str, yes: bool, url: str | None, config_file: Path | None) -> dict[str, object]:
-    """Remove virtual host NAME with its queues, exchanges and permissions, and every message in it."""
-    ask(f"Remove virtual host {name} with every queue and message in it?", yes)
+    """Remove virtual host NAME with all its queues, messages, exchanges and permissions."""
+    ask(f"Remove virtual host {name} with all its queues and messages?", yes)
     with manage(url, config_file) as client:
         client.call("DELETE", "vhosts", name)
     return {"removed": [name]}

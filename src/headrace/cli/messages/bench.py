@@ -1,4 +1,4 @@
-"""`headrace bench`: how fast messages go through this broker, on this disk, with this client."""
+"""`headrace bench`: measure how fast messages pass through a broker."""
 
 import asyncio
 import contextlib
@@ -20,16 +20,25 @@ REMOVE_S = 10.0
 
 
 @click.command()
-@click.option("-n", "--messages", type=click.IntRange(1), default=20_000, show_default=True, help="So many.")
-@click.option("-s", "--size", type=click.IntRange(0, 1 << 20), default=1000, show_default=True, help="Bytes of each.")
-@click.option("-w", "--window", type=click.IntRange(1), default=500, show_default=True, help="Unconfirmed at once.")
+@click.option("-n", "--messages", type=click.IntRange(1), default=20_000, show_default=True, help="Number of messages.")
+@click.option(
+    "-s", "--size", type=click.IntRange(0, 1 << 20), default=1000, show_default=True, help="Bytes per message."
+)
+@click.option(
+    "-w",
+    "--window",
+    type=click.IntRange(1),
+    default=500,
+    show_default=True,
+    help="Maximum number of unconfirmed messages.",
+)
 @json_option
 @url_option
 def bench(messages: int, size: int, window: int, as_json: bool, url: str | None, config_file: Path | None) -> None:
-    """Publish with confirms over AMQP, then consume with an ack each, and say how long it took.
+    """Measure the throughput of publishing with confirms and of consuming with acks, over AMQP.
 
-    The client is plain Python and the slower half of it: the figures are a floor, good for comparing disks and
-    settings. The queue it uses, headrace-bench, is removed at the end, also after Ctrl-C.
+    The client is pure Python and slower than the broker, so the figures are a lower bound: use them to compare disks
+    and settings. The queue headrace-bench is created for the run and deleted at the end, also after Ctrl-C.
     """
     from headrace.cli.output import show_facts, show_json
     from headrace.client.admin import Client
@@ -40,7 +49,7 @@ def bench(messages: int, size: int, window: int, as_json: bool, url: str | None,
         status = client.get("/status")
     listeners = status["listeners"]
     if not listeners.get("amqp"):
-        raise InvalidInput("the bench speaks AMQP, and this broker's AMQP listener is off")
+        raise InvalidInput("bench needs AMQP, but the AMQP listener of this broker is off")
     host, _, port = listeners["amqp"][0].rpartition(":")
     tls = tls_contexts(found, status["tls"]).get("amqp")
     result = asyncio.run(_run(host.strip("[]"), int(port), login_of(found), tls, messages, size, window))
@@ -80,7 +89,7 @@ async def _run(
             client.ack(delivery.tag)
         consumed_s = time.monotonic() - began
     finally:
-        with contextlib.suppress(HeadraceError, TimeoutError):  # the connection may be what went wrong
+        with contextlib.suppress(HeadraceError, TimeoutError):  # the connection may be lost
             await asyncio.wait_for(client.call(commands.Queue.Delete, queue=QUEUE), REMOVE_S)
         await client.close()
     return {

@@ -1,4 +1,4 @@
-"""How kcat says where to start (-o) and how to print a message (-f), and times as people write them."""
+"""Parses kcat's notations for where to start (-o) and how to print a message (-f), and times."""
 
 import re
 from collections.abc import Callable
@@ -16,7 +16,7 @@ TOKEN = re.compile(r"%(.)|\\x([0-9a-fA-F]{2})|\\(.)", re.S)
 
 
 class Where(msgspec.Struct, frozen=True):
-    """Where to read: from an offset or a time, up to a time or without end."""
+    """The range to read: from an offset or a time, up to a time or without end."""
 
     start: Start = "earliest"
     since_ms: int | None = None
@@ -40,8 +40,7 @@ def parse_where(text: str, now_ms: int) -> Where:
             where = msgspec.structs.replace(where, until_ms=parse_time(part.strip()[2:], now_ms))
         else:
             raise InvalidInput(
-                f"{part!r} is not a place to start; write beginning, end, an offset, -N for the last N, "
-                "s@TIME or e@TIME"
+                f"{part!r} is not a valid offset; write beginning, end, an offset, -N for the last N, s@TIME or e@TIME"
             )
     return where
 
@@ -55,7 +54,7 @@ def parse_time(text: str, now_ms: int) -> int:
     except ValueError:
         pass
     try:
-        return int(datetime.fromisoformat(text).timestamp() * 1000)  # without a zone: this machine's
+        return int(datetime.fromisoformat(text).timestamp() * 1000)  # local time, unless it names a zone
     except (ValueError, OverflowError):
         raise InvalidInput(
             f"{text!r} is not a time; write 1h (ago), 2026-11-15T10:00 or milliseconds since 1970"
@@ -63,7 +62,7 @@ def parse_time(text: str, now_ms: int) -> int:
 
 
 def unescape(text: str) -> str:
-    r"""\n, \t, \xHH and their like as the characters they stand for."""
+    r"""Replaces \n, \t, \xHH and similar escapes by the characters they stand for."""
     return re.sub(
         r"\\x([0-9a-fA-F]{2})|\\(.)",
         lambda m: chr(int(m[1], 16)) if m[1] else ESCAPES.get(m[2], m[0]),
@@ -93,8 +92,8 @@ FIELDS: dict[str, Callable[[Message], bytes]] = {
 
 
 def compile_format(text: str, topic: str) -> Callable[[Message], bytes]:
-    """kcat's -f: %s value, %S its length, %k key, %K its length, %t topic, %p partition, %o offset,
-    %T timestamp, %h headers, %% a per cent sign, and backslash escapes."""
+    """Compiles kcat's -f into a function: %s value, %S its length, %k key, %K its length, %t topic, %p partition,
+    %o offset, %T timestamp, %h headers, %% a percent sign, and backslash escapes."""
     pieces: list[bytes | Callable[[Message], bytes]] = []
     at = 0
     for match in TOKEN.finditer(text):
@@ -113,13 +112,13 @@ def compile_format(text: str, topic: str) -> Callable[[Message], bytes]:
             pieces.append(FIELDS[field])
         else:
             known = ", ".join(f"%{name}" for name in ("t", *FIELDS))
-            raise InvalidInput(f"%{field} means nothing in a format; there are {known} and %%")
+            raise InvalidInput(f"%{field} is not a format specifier; use {known} or %%")
     pieces.append(text[at:].encode())
     return lambda message: b"".join([p if isinstance(p, bytes) else p(message) for p in pieces])
 
 
 def printable(data: bytes | None) -> str:
-    """For a terminal: text as it is, but nothing that would move its cursor."""
+    """Text that is safe to print on a terminal: control characters are escaped."""
     if data is None:
         return "null"
     text = data.decode(errors="backslashreplace")

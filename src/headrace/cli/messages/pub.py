@@ -1,4 +1,4 @@
-"""`headrace pub`: publish messages, from arguments, files or stdin."""
+"""`headrace pub`: publish messages from arguments, files or stdin."""
 
 import sys
 from collections.abc import Iterator
@@ -17,37 +17,39 @@ if TYPE_CHECKING:
     from headrace.client.shapes import Published
 
 READ_BYTES = 1 << 16
-MESSAGE_BYTES_MAX = 64 << 20  # more than any broker takes: stdin without a delimiter must not fill the memory
+MESSAGE_BYTES_MAX = 64 << 20  # brokers accept less; bounds memory if stdin has no delimiter
 
 
 @click.command()
 @click.argument("topic")
 @click.argument("values", nargs=-1)
 @click.option("-k", "--key", help="Key of every message.")
-@click.option("-K", "--key-delimiter", metavar="TEXT", help="Each message is KEY, this, VALUE.")
+@click.option("-K", "--key-delimiter", metavar="TEXT", help="Split each message at the first TEXT into key and value.")
 @click.option(
     "-H",
     "--header",
     "headers",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Header of every message; repeat it.",
+    help="Header of every message. Repeatable.",
 )
-@click.option("-p", "--partition", type=click.IntRange(0), metavar="N", help="Partition; otherwise by key, or in turn.")
+@click.option(
+    "-p", "--partition", type=click.IntRange(0), metavar="N", help="Partition.  [default: by key, or round-robin]"
+)
 @click.option(
     "-D",
     "--delimiter",
     default=r"\n",
     show_default=True,
     metavar="TEXT",
-    help="What ends a message on stdin.",
+    help="End of a message on stdin.",
 )
-@click.option("-Z", "--null", is_flag=True, help="An empty value is null: a tombstone.")
+@click.option("-Z", "--null", is_flag=True, help="Publish an empty value as null, a tombstone.")
 @click.option(
     "-J",
     "--input-json",
     is_flag=True,
-    help="Each message is a JSON object as `sub -J` prints it: key, value, headers...",
+    help="Read each message as a JSON object, as printed by `headrace sub -J`: key, value, headers...",
 )
 @click.option(
     "-F",
@@ -55,7 +57,7 @@ MESSAGE_BYTES_MAX = 64 << 20  # more than any broker takes: stdin without a deli
     "files",
     multiple=True,
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Publish a file as one message; repeat it.",
+    help="Publish the contents of a file as one message. Repeatable.",
 )
 @json_option
 @url_option
@@ -74,9 +76,9 @@ def pub(
     url: str | None,
     config_file: Path | None,
 ) -> None:
-    """Publish VALUES to TOPIC, one message each; without any, every line of stdin is a message.
+    """Publish VALUES to TOPIC, one message each. Without VALUES, publish each line of stdin.
 
-    Ends when all of them are on disk, and shows where: partition, first and last offset, how many.
+    Exits when all messages are confirmed. Columns: topic, partition, first_offset, last_offset, messages.
 
     \b
     headrace pub orders 'a message' -k customer-7
@@ -85,18 +87,18 @@ def pub(
     """
     from headrace.client.producer import Producer
 
-    makeup = _Makeup(key, key_delimiter, headers, partition, null, input_json)
+    builder = _MessageBuilder(key, key_delimiter, headers, partition, null, input_json)
     with Producer(topic, living_broker(url, config_file)) as producer:
         tally = _Tally()
         for data in _sources(values, files, delimiter):
-            tally.add(makeup.send(producer, data))
+            tally.add(builder.send(producer, data))
         producer.flush()
         tally.close()
     _show(topic, tally, as_json)
 
 
-class _Makeup:
-    """How a piece of input becomes a message."""
+class _MessageBuilder:
+    """Turns a piece of input into a message, according to the options."""
 
     def __init__(
         self,
@@ -110,9 +112,9 @@ class _Makeup:
         from headrace.cli.messages.formats import unescape
 
         if input_json and (key is not None or key_delimiter is not None or headers):
-            raise InvalidInput("with -J every message brings its own key and headers")
+            raise InvalidInput("-J cannot be combined with -k, -K or -H: each JSON message has its own key and headers")
         if key is not None and key_delimiter is not None:
-            raise InvalidInput("-k gives every message one key, -K reads it from each: choose one")
+            raise InvalidInput("-k cannot be combined with -K: give one key for all messages, or read it from each")
         self._key = None if key is None else key.encode(errors="surrogateescape")
         self._split = None if key_delimiter is None else unescape(key_delimiter).encode(errors="surrogateescape")
         self._headers = [_header(text) for text in headers]
@@ -161,25 +163,27 @@ def _sources(values: tuple[str, ...], files: tuple[Path, ...], delimiter: str) -
     if not values and not files:
         end = unescape(delimiter).encode(errors="surrogateescape")
         if not end:
-            raise InvalidInput("the delimiter of messages cannot be empty")
+            raise InvalidInput("-D: the delimiter must not be empty")
         yield from _with_progress(split(sys.stdin.buffer, end), sys.stdin.buffer)
 
 
 def split(stream: IO[bytes], end: bytes) -> Iterator[bytes]:
-    """The pieces of a stream between delimiters, as they come; the last one needs no delimiter."""
-    read = getattr(stream, "read1", stream.read)  # what is there, without waiting for a whole buffer
+    """Yields the pieces of a stream between delimiters as they arrive. The last piece needs no delimiter."""
+    read = getattr(stream, "read1", stream.read)  # returns what is available instead of waiting for a full buffer
     rest = b""
     while data := read(READ_BYTES):
         *pieces, rest = (rest + data).split(end)
         yield from pieces
         if len(rest) > MESSAGE_BYTES_MAX:
-            raise InvalidInput(f"a message on stdin is longer than {MESSAGE_BYTES_MAX:,} bytes; is -D right?")
+            raise InvalidInput(
+                f"a message on stdin is longer than {MESSAGE_BYTES_MAX:,} bytes; check the delimiter (-D)"
+            )
     if rest:
         yield rest
 
 
 def _with_progress(pieces: Iterator[bytes], stream: IO[bytes]) -> Iterator[bytes]:
-    """A bar when a person watches a file go by."""
+    """Shows a progress bar if stdin is a large file and stderr a terminal."""
     import os
     import stat
 
@@ -196,7 +200,7 @@ def _with_progress(pieces: Iterator[bytes], stream: IO[bytes]) -> Iterator[bytes
 
 
 class _Tally:
-    """First and last offset per partition, without keeping every answer of a million."""
+    """First offset, last offset and count per partition. Drops results as they arrive, to bound memory."""
 
     def __init__(self) -> None:
         self.ranges: dict[int, list[int]] = {}  # partition -> first, last, count
@@ -240,4 +244,4 @@ def _show(topic: str, tally: _Tally, as_json: bool) -> None:
         show_json(rows)
     else:
         columns = ("topic", "partition", "first_offset", "last_offset", "messages")
-        show_rows(rows, columns, empty="nothing to publish")
+        show_rows(rows, columns, empty="no messages to publish")

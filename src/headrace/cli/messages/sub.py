@@ -1,4 +1,4 @@
-"""`headrace sub`: read messages, with kcat's habits."""
+"""`headrace sub`: read messages, with the options of kcat."""
 
 import select
 import sys
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # loaded when the command runs, not when --help lists it
     from headrace.client.consumer import Consumer
     from headrace.client.shapes import Message
 
-FOLLOW_WAIT_S = 2.0  # between looks whether anybody still reads
+FOLLOW_WAIT_S = 2.0  # interval of the check whether the reader of stdout still exists
 
 
 @click.command()
@@ -26,23 +26,27 @@ FOLLOW_WAIT_S = 2.0  # between looks whether anybody still reads
     default="beginning",
     show_default=True,
     metavar="WHERE",
-    help="beginning, end, an offset, -N for the last N (of every partition), s@TIME, e@TIME. "
-    "TIME is 1h (ago), 2026-11-15T10:00 or milliseconds since 1970.",
+    help="Where to start: beginning, end, an offset, -N for the last N of every partition, or s@TIME; e@TIME is where "
+    "to stop. TIME is 1h (ago), 2026-11-15T10:00 or milliseconds since 1970.",
 )
-@click.option("-p", "--partition", type=click.IntRange(0), metavar="N", help="Only this partition.")
-@click.option("-c", "--count", type=click.IntRange(1), metavar="N", help="Stop after this many messages.")
-@click.option("-e", "--exit", "until_end", is_flag=True, help="Stop where the topic ends now.")
+@click.option("-p", "--partition", type=click.IntRange(0), metavar="N", help="Read only this partition.")
+@click.option("-c", "--count", type=click.IntRange(1), metavar="N", help="Exit after N messages.")
+@click.option("-e", "--exit", "until_end", is_flag=True, help="Exit at the current end of the topic.")
 @click.option(
     "-f",
     "--format",
     "form",
     metavar="FORMAT",
-    help=r"Print like this: %s value, %k key, %t topic, %p partition, %o offset, %T timestamp, "
+    help=r"Output format: %s value, %k key, %t topic, %p partition, %o offset, %T timestamp, "
     r"%h headers, %S and %K lengths, \n and \t.",
 )
-@click.option("-K", "--key-delimiter", metavar="TEXT", help="Print the key and this in front of the value.")
-@click.option("-D", "--delimiter", default=r"\n", show_default=True, metavar="TEXT", help="Print this after a message.")
-@click.option("-J", "--json", "as_json", is_flag=True, help="One JSON object a line: key, value, headers, offset...")
+@click.option("-K", "--key-delimiter", metavar="TEXT", help="Print the key and TEXT before the value.")
+@click.option(
+    "-D", "--delimiter", default=r"\n", show_default=True, metavar="TEXT", help="Print TEXT after each message."
+)
+@click.option(
+    "-J", "--json", "as_json", is_flag=True, help="Print one JSON object per line: key, value, headers, offset..."
+)
 @url_option
 def sub(
     topic: str,
@@ -57,12 +61,12 @@ def sub(
     url: str | None,
     config_file: Path | None,
 ) -> None:
-    """Read messages of TOPIC and print them; goes on for ever unless told to stop.
+    """Print the messages of TOPIC, and follow it until Ctrl-C.
 
     \b
-    headrace sub orders                 everything, then what comes
+    headrace sub orders                 all messages, then new ones
     headrace sub orders -o -5 -e        the last five
-    headrace sub orders -o s@1h -J      the last hour as JSON, then what comes
+    headrace sub orders -o s@1h -J      the last hour as JSON, then new ones
     headrace sub orders -f '%o %k: %s\\n'
     """
     import time
@@ -108,7 +112,7 @@ def write(
     until_ms: int | None = None,
     count: int | None = None,
 ) -> None:
-    """Prints messages as bytes, flushed whenever there are no more for now."""
+    """Writes messages to stdout, and flushes after every batch."""
     out = sys.stdout.buffer
     left = count
     has_end = until_end or until_ms is not None
@@ -116,7 +120,7 @@ def write(
         wanted = [m for m in batch if until_ms is None or m.timestamp < until_ms][:left]
         out.write(b"".join([printed(message) for message in wanted]))
         out.flush()
-        if not wanted and not has_end and _is_gone(out.fileno()):
+        if not wanted and not has_end and _is_reader_gone(out.fileno()):
             raise BrokenPipeError
         if left is not None:
             left -= len(wanted)
@@ -124,11 +128,11 @@ def write(
                 return
 
 
-def _is_gone(out: int) -> bool:
-    """Whether nobody reads the pipe any more: `| head` would not end before the next message comes."""
-    looked = select.poll()
-    looked.register(out, 0)
-    return any(event & select.POLLERR for _, event in looked.poll(0))
+def _is_reader_gone(out: int) -> bool:
+    """Whether the pipe has lost its reader: without this check `| head` would end only with the next message."""
+    poll = select.poll()
+    poll.register(out, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _batches(consumer: "Consumer", until_end: bool) -> "Iterator[list[Message]]":
@@ -143,6 +147,6 @@ def _batches(consumer: "Consumer", until_end: bool) -> "Iterator[list[Message]]"
                 yield batch
                 batch = []
     except HeadraceError:
-        yield batch  # what has come is printed, then what went wrong
+        yield batch  # print what has arrived before the error
         raise
     yield batch

@@ -1,4 +1,4 @@
-"""`headrace tail`: the last messages and what comes, for people."""
+"""`headrace tail`: the last messages of a topic and new ones, in a readable form."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     show_default=True,
     type=click.IntRange(0),
     metavar="N",
-    help="Begin with the last N messages of every partition.",
+    help="Start with the last N messages of every partition.",
 )
-@click.option("-p", "--partition", type=click.IntRange(0), metavar="N", help="Only this partition.")
-@click.option("--no-follow", is_flag=True, help="Stop where the topic ends now.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("-p", "--partition", type=click.IntRange(0), metavar="N", help="Read only this partition.")
+@click.option("--no-follow", is_flag=True, help="Exit at the current end of the topic.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @url_option
 def tail(
     topic: str,
@@ -35,7 +35,7 @@ def tail(
     url: str | None,
     config_file: Path | None,
 ) -> None:
-    """Show the last messages of TOPIC and follow it: time, partition:offset, key, value, a line each."""
+    """Print the last messages of TOPIC and follow it, one message per line: time, partition:offset, key, value."""
     from headrace.cli.messages.sub import write
     from headrace.client.consumer import Consumer
     from headrace.client.shapes import message_json
@@ -61,7 +61,7 @@ def readable(message: "Message", place: str | None = None) -> str:
     try:
         moment = datetime.fromtimestamp(message.timestamp / 1000)
         when = moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{message.timestamp % 1000:03d}"
-    except (ValueError, OverflowError, OSError):  # a client may send any number as a timestamp
+    except (ValueError, OverflowError, OSError):  # clients may set any number as the timestamp
         when = str(message.timestamp)
     parts = [when, place or f"{message.partition}:{message.offset}"]
     if message.key is not None:
