@@ -1,4 +1,4 @@
-"""The house of docs/concepts.md as a test: imports point down, and rules that prose would not hold."""
+"""The architecture of docs/architecture.md as a test: imports point down, and other rules that prose would not enforce."""
 
 import ast
 import re
@@ -152,3 +152,110 @@ def test_every_kernel_has_a_typed_face() -> None:
 def test_no_room_outgrows_itself() -> None:
     big = [(len(p.read_text().splitlines()), str(p.relative_to(SRC))) for _, p in sources()]
     assert not [entry for entry in big if entry[0] > LINES_MAX], sorted(big)[-3:]
+
+
+# The order inside the large packages: a sub-package may import only from those on earlier lines and from itself.
+# Imports under TYPE_CHECKING count: a type that points up is a dependency, too.
+ORDER = {
+    "record": (
+        ("layout", "raw", "siphash"),
+        ("types",),
+        ("compression",),
+        ("amqp",),
+        ("batch",),
+        ("arrow",),
+        ("codec",),
+    ),
+    "log": (
+        ("settings", "counters", "write_mode"),
+        ("disk",),
+        ("segments",),
+        ("tier",),
+        ("read",),
+        ("state",),
+        ("commit",),
+        ("log",),
+        ("maintenance",),
+        ("recovery",),
+        ("catalog", "standby"),
+        ("shard",),
+        ("memory",),
+    ),
+    "broker": (
+        ("catalog", "cooperative", "clients", "types"),
+        ("access",),
+        ("streams",),
+        ("groups",),
+        ("transactions",),
+        ("routing",),
+        ("queues",),
+        ("vhosts",),
+        ("sinks", "schemas", "upkeep", "pressure", "metrics", "standbys", "coordination"),
+        ("broker",),
+    ),
+}
+# "importing file -> imported sub-package": why it is allowed. This table may only shrink.
+UPWARD: dict[str, str] = {}
+
+
+def test_imports_point_down_inside_the_packages() -> None:
+    wrong, used = [], set()
+    for package, order in ORDER.items():
+        rank = {part: index for index, parts in enumerate(order) for part in parts}
+        for path in sorted((SRC / package).rglob("*")):
+            if path.suffix not in {".py", ".pyx", ".pxd"} or (path.parent == SRC / package and path.stem == "__init__"):
+                continue
+            own = path.relative_to(SRC / package).parts[0].partition(".")[0]
+            assert own in rank, f"{package}/{own} has no place in ORDER"
+            for name in imported(path):
+                if not name.startswith(f"headrace.{package}."):
+                    continue
+                other = name.split(".")[2]
+                if other != own and rank[other] >= rank[own]:
+                    edge = f"{path.relative_to(SRC)} -> {package}.{other}"
+                    used.add(edge)
+                    if edge not in UPWARD:
+                        wrong.append(edge)
+    assert not wrong, "\n".join(sorted(set(wrong)))
+    assert not UPWARD.keys() - used, f"no longer needed: {sorted(UPWARD.keys() - used)}"
+
+
+METHODS_MAX, ATTRIBUTES_MAX = 25, 20
+# Classes over a limit, as (methods, attributes). The numbers may only go down.
+LARGE_CLASSES: dict[str, tuple[int, int]] = {}
+
+
+def class_sizes() -> Iterator[tuple[str, int, int]]:
+    for _, path in sources():
+        if path.suffix != ".py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            methods = [item for item in node.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)]
+            attributes = {
+                target.attr
+                for method in methods
+                for target in ast.walk(method)
+                if isinstance(target, ast.Attribute)
+                and isinstance(target.ctx, ast.Store)
+                and isinstance(target.value, ast.Name)
+                and target.value.id == "self"
+            }
+            yield f"{path.relative_to(SRC)}:{node.name}", len(methods), len(attributes)
+
+
+def test_no_class_outgrows_the_limits() -> None:
+    over = {
+        name: (methods, attributes)
+        for name, methods, attributes in class_sizes()
+        if methods > METHODS_MAX or attributes > ATTRIBUTES_MAX
+    }
+    grown = {
+        name: size
+        for name, size in over.items()
+        if name not in LARGE_CLASSES or size[0] > LARGE_CLASSES[name][0] or size[1] > LARGE_CLASSES[name][1]
+    }
+    assert not grown, f"split these classes, or give them collaborators: {grown}"
+    shrunk = {name: over.get(name) for name, size in LARGE_CLASSES.items() if over.get(name) != size}
+    assert not shrunk, f"write the smaller numbers into LARGE_CLASSES: {shrunk}"
