@@ -106,7 +106,7 @@ def told_at_the_limits(port: int) -> list[str]:
     return [str(outside.value), str(inside.value)]
 
 
-def test_definitions_travel_from_rabbitmq_to_ours_and_back(peer: tuple[httpx.Client, int], live: Served) -> None:
+def test_definitions_can_be_exchanged_with_rabbitmq(peer: tuple[httpx.Client, int], live: Served) -> None:
     theirs, their_port = peer
     declare(theirs)
     exported = theirs.get("/api/definitions").json()

@@ -88,7 +88,7 @@ def session() -> Iterator[requests.Session]:
 
 @schema.exclude(path_regex="/stream$").parametrize()
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_every_operation_answers_as_the_document_says(case: Case, known: Live, session: requests.Session) -> None:
+def test_every_operation_responds_as_documented(case: Case, known: Live, session: requests.Session) -> None:
     acceptance = CHECKS.get_one("positive_data_acceptance")
     response = case.call(base_url=known.base, session=session, timeout=SECONDS_MAX)
     case.validate_response(response, excluded_checks=[acceptance])
@@ -99,7 +99,7 @@ def test_every_operation_answers_as_the_document_says(case: Case, known: Live, s
 
 @schema.include(path_regex="^/topics/.*/stream$").parametrize()
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_the_stream_answers_as_the_document_says(case: Case, known: Live) -> None:
+def test_the_event_stream_responds_as_documented(case: Case, known: Live) -> None:
     """Only status and type: the client hangs up before the events."""
     arguments = case.as_transport_kwargs(base_url=known.base)
     with requests.request(**arguments, stream=True, timeout=SECONDS_MAX) as response:
@@ -111,5 +111,5 @@ def test_the_stream_answers_as_the_document_says(case: Case, known: Live) -> Non
             assert response.headers["content-type"] == "application/problem+json"
 
 
-def test_nothing_was_left_out_of_the_checks() -> None:
+def test_all_checks_of_schemathesis_are_loaded() -> None:
     assert set(CHECKS.get_all_names()) >= {"not_a_server_error", "negative_data_rejection", "use_after_free"}

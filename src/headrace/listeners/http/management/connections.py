@@ -1,22 +1,21 @@
-"""Connections, channels and consumers, of every listener."""
-
-from typing import Any
+"""Connections, channels and consumers of all listeners."""
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.broker.clients import Client
 from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.errors import NotFound
 from headrace.listeners.http.management import parameters
-from headrace.listeners.http.management.parameters import Shape, listing, name_of, one
+from headrace.listeners.http.management.parameters import JsonObject, listing, name_of, object_response
 from headrace.listeners.http.management.visibility import client_seen, clients_seen
 from headrace.listeners.http.server.authentication import ADMINISTRATOR
 from headrace.listeners.http.server.authorization import caller_of
 from headrace.listeners.http.server.context import HttpContext
 
 
-def _connection(client: Any) -> Shape:
-    shape: Shape = client.describe()
+def _connection(client: Client) -> JsonObject:
+    shape: JsonObject = client.describe()
     return shape
 
 
@@ -38,7 +37,7 @@ async def list_of_user(site: HttpContext, request: Request) -> Response:
 
 
 async def get(site: HttpContext, request: Request) -> Response:
-    return one(request, _connection(client_seen(site, request, name_of(request, "name"))))
+    return object_response(request, _connection(client_seen(site, request, name_of(request, "name"))))
 
 
 async def channels_of(site: HttpContext, request: Request) -> Response:
@@ -67,8 +66,8 @@ async def channel(site: HttpContext, request: Request) -> Response:
     for client in clients_seen(site, request):
         for found in client.describe_channels():
             if found["name"] == name:
-                return one(request, found)
-    raise NotFound(f"no channel {name!r}")
+                return object_response(request, found)
+    raise NotFound(f"unknown channel {name!r}")
 
 
 async def consumers(site: HttpContext, request: Request) -> Response:

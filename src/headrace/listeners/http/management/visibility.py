@@ -1,4 +1,4 @@
-"""What of the broker a caller gets to see: its virtual hosts and its own connections; monitors see everything."""
+"""What a caller may see: its virtual hosts and its own connections; users with the tag monitoring see everything."""
 
 from starlette.requests import Request
 
@@ -26,4 +26,4 @@ def client_seen(site: HttpContext, request: Request, name: str) -> Client:
     for client in clients_seen(site, request):
         if client.describe()["name"] == name:
             return client
-    raise NotFound(f"no connection {name!r}")
+    raise NotFound(f"unknown connection {name!r}")
