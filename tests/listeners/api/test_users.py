@@ -405,7 +405,7 @@ def test_operations_in_a_virtual_host_need_the_same_permissions_as_in_amqp(
         put(acting, "permissions/%2F/actor", {**ALL, missing: "^something-else$"})
         answer = ask(acting, "actor", method, path, json=body)
         assert answer.status_code == 403, (missing, answer.text)
-        assert f"no right to {missing}" in answer.json()["reason"]
+        assert f"no {missing} permission" in answer.json()["reason"]
     put(acting, "permissions/%2F/actor", {**NONE, **needs})
     answer = ask(acting, "actor", method, path, json=body)
     assert answer.status_code < 300, answer.text
@@ -417,7 +417,7 @@ def test_resetting_a_group_needs_permission_for_its_name(acting: Served, method:
     put(acting, "permissions/%2F/actor", {**ALL, "read": "^acting-t$"})
     body = {"topic": "acting-t", "to": "latest", "dry_run": False}
     answer = ask(acting, "actor", method, f"headrace/readers/group/{address}", json=body)
-    assert answer.status_code == 403 and "no right to read 'acting-" in answer.json()["reason"]
+    assert answer.status_code == 403 and "no read permission for 'acting-" in answer.json()["reason"]
 
 
 def test_dead_letters_and_replays_are_visible_per_virtual_host(acting: Served) -> None:
@@ -472,7 +472,7 @@ def test_following_a_queue_ends_when_read_permission_is_revoked(acting: Served) 
         put(acting, "permissions/%2F/actor", {**ALL, "read": ""})
         ask(acting, None, "POST", "exchanges/%2F/amq.default/publish", json={**BODY, "routing_key": "acting-q"})
         rest = "\n".join(lines)
-        assert "no right to read" in rest and "payload" not in rest and '"offset"' not in rest
+        assert "no read permission" in rest and "payload" not in rest and '"offset"' not in rest
 
 
 def test_the_live_numbers_end_when_the_user_is_deleted(live: Served) -> None:

@@ -320,7 +320,7 @@ def test_an_event_stream_ends_when_its_permission_is_revoked(guarded: Live) -> N
         live.call(users.set_permission("/", "follower", Permission(configure="", write="", read="^orders$")))
         ask(live, "POST", "/topics/followed/messages", "root", json={"value": "not for you"})
         [(name, _, data)] = list(events)
-        assert name == "error" and "no right to read 'followed'" in data["detail"]
+        assert name == "error" and "no read permission for 'followed'" in data["detail"]
 
 
 def test_a_long_poll_fails_when_its_permission_is_revoked_meanwhile(guarded: Live) -> None:
