@@ -1,4 +1,4 @@
-"""The dashboard in a real Chromium: pages, live updates, what cannot be undone, hostile names, a lost connection."""
+"""The dashboard in Chromium: pages, live updates, destructive actions, hostile names, a lost connection."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_an_empty_broker_shows_how_to_start(live: Served, view: View) -> None:
     view.sees("No queues or topics yet")
     view.sees("import pika")
     overview = live.get("/api/headrace/overview").json()
-    assert overview["connections"] == 0, "the page that looks is no client"
+    assert overview["connections"] == 0, "the dashboard itself is not counted"
     for page, text in {
         "streams": "No queues or topics yet",
         "readers": "No consumer groups or cursors",
@@ -93,7 +93,7 @@ def test_streams_are_filtered_sorted_and_linked(live: Served, view: View) -> Non
     page = view.open("streams")
     page.keyboard.press("/")
     page.keyboard.type("many-")
-    view.until("location.hash.includes('filter=many-')")  # until then the pages are those of everything
+    view.until("location.hash.includes('filter=many-')")  # until then the list is unfiltered
     view.sees("page 1 of 2")
     page.get_by_role("button", name="Next").click()
     page.get_by_role("link", name="many-59").wait_for()
@@ -133,7 +133,7 @@ def test_messages_are_shown_as_json_text_and_hex_without_consuming_them(live: Se
 
 
 def test_copy_as_curl_gives_a_working_command(live: Served, view: View) -> None:
-    """A queue in memory is no topic."""
+    """Also for a queue in memory, which is not a topic."""
     put_queue(live, "stored")
     assert live.request("PUT", "/api/queues/%2F/fleeting", json={"durable": False}).status_code == 201
     for name, base in (("stored", "/topics/stored"), ("fleeting", "/api/headrace/streams/%2F/fleeting")):
@@ -158,7 +158,9 @@ def test_messages_are_found_by_text_key_and_offset(live: Served, view: View) -> 
 def test_new_messages_are_followed(live: Served, view: View) -> None:
     put_queue(live, "followed")
     page = view.open("stream/%2F/followed/messages")
-    with page.expect_response("**/followed/stream"):  # the broker begins at the end it finds when it answers
+    with page.expect_response(
+        "**/followed/stream"
+    ):  # the broker starts at the end of the queue at the time of its response
         page.get_by_role("button", name="Follow live").click()
     post(live, "followed", "here it comes")
     view.sees("here it comes")
@@ -187,7 +189,7 @@ def test_deleting_requires_typing_the_name(live: Served, view: View) -> None:
     confirm.click()
     view.sees("Deleted.")
     assert live.get("/api/queues/%2F/doomed").status_code == 404
-    # The page may have asked for the queue once more while it went, and the browser remarks on the answer.
+    # The page may have requested the deleted queue once more, and the browser reports the 404.
     view.forgive("status of 404")
 
 
@@ -305,7 +307,7 @@ def test_a_pipeline_is_drawn_from_its_source_to_its_sink(live: Served, view: Vie
     drawing.get_by_role("link", name="orders-in").focus()
     page.keyboard.press("Enter")
     view.until("document.querySelector('main h1').innerText === 'orders-in'")
-    page.goto("about:blank")  # it would go on asking for what is deleted now
+    page.goto("about:blank")  # it would keep requesting what is deleted now
     live.request("DELETE", "/pipelines/revenue")
     live.request("DELETE", "/topics/orders-in")
 
@@ -340,7 +342,7 @@ def test_a_policy_is_created_and_deleted(live: Served, view: View, words: str, s
 
 
 def test_a_lost_connection_is_shown_and_restored(browser: Any, tmp_path: Path) -> None:
-    # A port that no outgoing connection gets while nobody listens there, least of all the page's own.
+    # A port outside the ephemeral range, so that no outgoing connection takes it meanwhile.
     first = Served(tmp_path / "data", http=Address("localhost", free_port()))
     view = View(browser.new_context(), first.base)
     view.open("overview")
@@ -377,7 +379,7 @@ def test_a_second_shortcut_is_not_cancelled_by_the_first(live: Served, view: Vie
     view.until("document.querySelector('main h1').innerText === 'Queues and topics'")
     page.clock.fast_forward(1000)
     page.keyboard.press("g")
-    page.clock.fast_forward(300)  # the first pair would have been too late now, this one is not
+    page.clock.fast_forward(300)  # beyond the timeout of the first shortcut, but not of this one
     page.keyboard.press("d")
     view.until("document.querySelector('main h1').innerText === 'Dead letters'")
 

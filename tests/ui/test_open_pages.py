@@ -1,4 +1,4 @@
-"""What goes on while a page is open: lists get shorter, rights are taken away, fingers are quick, searches go on."""
+"""Changes while a page is open: shrinking lists, revoked permissions, double clicks, long searches."""
 
 import functools
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_a_list_that_got_shorter_shows_its_last_page(live: Served, view: View) -
         live.request("DELETE", f"/api/queues/%2F/shrink-{number}")
     page.get_by_role("link", name="shrink-00").wait_for()
     assert page.locator(".banner.bad").count() == 0
-    view.forgive("status of 400")  # the page that is gone
+    view.forgive("status of 400")  # of the page that no longer exists
 
 
 def test_numbers_that_javascript_would_round_are_shown_as_they_are(live: Served, view: View) -> None:
@@ -154,7 +154,7 @@ def test_a_search_by_key_continues_to_the_end(live: Served, view: View, monkeypa
     for number in range(12):
         live.publish("far", {"key": "rare" if number == 11 else "usual", "value": str(number)})
     page = view.open("stream/%2F/far/messages?from=key&at=rare")
-    for reached in (10, 12):  # until then the button is that of the page before
+    for reached in (10, 12):  # until then the button belongs to the previous page
         page.get_by_role("button", name="Continue").click()
         view.sees(f"scanned to offset {reached} of 12")
     view.until("document.querySelector('.message .offset')?.innerText === '0:11'")
@@ -181,10 +181,10 @@ def test_a_double_click_publishes_once(live: Served, view: View) -> None:
     put_queue(live, "once")
     page = view.open("stream/%2F/once/publish")
     held: list[Any] = []
-    page.route("**/amq.default/publish", lambda route: held.append(route))  # answered when both clicks are done
+    page.route("**/amq.default/publish", lambda route: held.append(route))  # released after both clicks
     with page.expect_request("**/amq.default/publish"):
         page.get_by_role("button", name="Publish").dblclick()
-    while not held:  # the browser says that it asks before it says that it is held
+    while not held:  # the request is reported before it is held
         view.until("document.querySelector('button[type=submit]').disabled")
     for route in held:
         route.continue_()
@@ -201,7 +201,7 @@ def test_following_a_deleted_queue_ends_with_a_message(live: Served, view: View)
     live.request("DELETE", "/api/queues/%2F/short-lived")
     page.get_by_role("button", name="Follow live").wait_for()
     page.locator(".toast.bad").first.wait_for()
-    page.goto("about:blank")  # it would go on asking for what is deleted now
+    page.goto("about:blank")  # it would keep requesting what is deleted now
     view.forgive("status of 404")
 
 
@@ -222,12 +222,12 @@ def test_malformed_json_is_not_published_or_reported_as_published(live: Served, 
 
 
 def test_hidden_tabs_free_their_connection(live: Served, view: View) -> None:
-    """A browser has six connections for one address, and each open stream of events takes one."""
+    """A browser has six connections per host, and each open event stream takes one."""
     for number in range(9):
         if number < 7:
             view.open("overview")
             view.sees("live")
-        else:  # opened behind the others
+        else:  # opened in the background
             view.page.add_init_script(HIDDEN)
             view.open("overview")
             view.sees("Messages per second")
@@ -251,7 +251,7 @@ def test_a_queue_whose_name_cannot_be_typed_is_deleted(live: Served, view: View)
         delete.click()
     assert deleted.value.status == 204
     view.until("location.hash === '#/streams'")
-    view.forgive("status of 404")  # the page may have asked for the queue once more while it went
+    view.forgive("status of 404")  # the page may have requested the deleted queue once more
 
 
 def test_dead_letters_without_an_origin_cannot_be_filtered(live: Served, view: View) -> None:

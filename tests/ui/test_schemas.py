@@ -1,4 +1,4 @@
-"""The dashboard's schemas, and the last message of a key, in a real Chromium."""
+"""The dashboard's schema pages, and the last message of a key, in Chromium."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def register(live: Served, subject: str, schema: str, **more: Any) -> None:
 
 
 def go_on(view: View, path: str, heading: str) -> None:
-    """To another page, once it is there: the one before may have buttons of the same names."""
+    """Opens another page and waits for it: the previous page may have buttons of the same names."""
     view.open(path)
     view.until(f"document.querySelector('main h1').innerText === '{heading}'")
 
@@ -104,7 +104,7 @@ def test_versions_and_subjects_are_deleted_softly_then_permanently(live: Served,
     confirm.click()
     view.until("document.querySelector('main h1').innerText === 'Schemas'")
     assert live.get("/registry/subjects?deleted=true").json().count("leaving") == 0
-    # The page may have asked for the subject once more while it went, and the browser remarks on the answer.
+    # The page may have requested the deleted subject once more, and the browser reports the 404.
     view.forgive("status of 404")
 
 

@@ -1,4 +1,4 @@
-"""The dashboard's users: made, changed and removed in a real Chromium, and the login that the browser asks for."""
+"""The dashboard's user pages, and the browser's login, in Chromium."""
 
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def test_a_user_is_created_given_permissions_and_deleted(live: Served, view: Vie
     confirm.click()
     view.until("document.querySelector('main h1').innerText === 'Users'")
     assert "bill" not in {one["name"] for one in live.get("/api/users").json()}
-    # A refused pattern, and a page that may have asked once more while the user went: the browser remarks on both.
+    # The browser reports the refused pattern, and the 404 if the page requested the deleted user once more.
     view.forgive("status of 400", "status of 404")
 
 
@@ -121,7 +121,7 @@ def test_a_hostile_name_of_a_user_stays_text(live: Served, view: View) -> None:
 
 
 def refuse_logins(view: View) -> list[str]:
-    """Stands in for whoever closes the browser's own login window; the addresses it was opened for."""
+    """Cancels the browser's login dialog; returns the paths it was opened for."""
     asked: list[str] = []
     session = view.page.context.new_cdp_session(view.page)
 

@@ -48,7 +48,7 @@ def depth(live: Served, name: str) -> int:
 def test_taken_messages_are_returned_although_another_queue_fails(
     live: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was settled, and the answer an error: nobody ever saw it."""
+    """The message used to be settled although the response was an error, and was lost."""
     for name in ("refusal.good", "refusal.bad"):
         put_queue(live, name)
     post(live, "refusal.good", "only once")
@@ -179,7 +179,7 @@ def test_cc_and_bcc_must_be_lists(live: Served, copies: object) -> None:
     ],
 )
 def test_the_messages_of_a_queue_are_not_compacted(live: Served, method: str, path: str, body: dict[str, Any]) -> None:
-    """All of them have the routing key as their key, and one would be left."""
+    """All messages of a queue have the routing key as their key, so compaction would keep only one."""
     put_queue(live, "uncompacted")
     refused = live.request(method, path.format(name="uncompacted"), json=body)
     assert refused.status_code in (400, 409) and "is a queue" in refused.text
@@ -217,7 +217,7 @@ def test_policies_limit_queues_until_they_are_deleted(live: Served) -> None:
         post(live, "policed", str(number))
     body = {"pattern": "^policed$", "definition": {"max-length": 2}, "priority": "1", "apply-to": "queues"}
     assert live.request("PUT", "/api/policies/%2F/short", json=body).status_code == 201
-    # It holds from now on; what is over goes with the round that is under way.
+    # Applies from now on; surplus messages are dropped with the current round.
     eventually(lambda: [m["payload"] for m in take(live, "policed", "ack_requeue_true")] == ["3", "4"])
     found = live.get("/api/queues/%2F/policed").json()
     assert found["policy"] == "short" and found["effective_policy_definition"] == {"max-length": 2}
@@ -333,7 +333,7 @@ def test_vhosts_are_created_and_deleted_with_their_contents(live: Served) -> Non
 
 
 def test_deleting_a_vhost_deletes_its_policies(live: Served) -> None:
-    """They were in force again for whoever made a vhost of that name."""
+    """They used to apply again to a new vhost of the same name."""
     for kind in ("policies", "operator-policies"):
         live.request("PUT", "/api/vhosts/short")
         body = {"pattern": ".*", "definition": {"max-length": 1}, "apply-to": "queues"}
@@ -370,12 +370,12 @@ def test_connections_channels_and_consumers_are_listed_and_can_be_closed(live: S
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as closed:
         connection.process_data_events(time_limit=60)
     assert (closed.value.reply_code, closed.value.reply_text) == (320, "CONNECTION_FORCED - upgrade")
-    # The client knows before the broker has seen the socket close.
+    # The client returns before the broker has seen the socket close.
     eventually(lambda: not live.get("/api/connections").json(), "a closed connection is not listed any more")
 
 
 def only_one(live: Served) -> list[dict[str, Any]]:
-    """What is listed once the connections of other tests have ended."""
+    """The list, once the connections of other tests have ended."""
     eventually(lambda: len(live.get("/api/connections").json()) == 1, "one is left")
     return list(live.get("/api/connections").json())
 
@@ -391,7 +391,7 @@ def test_health_checks_reflect_the_state(live: Served) -> None:
 
 
 def test_health_checks_refuse_invalid_ports_and_unknown_nodes(live: Served) -> None:
-    """A mistake in a check is not a broker in trouble, and the other way round."""
+    """A malformed check must not look like a failing broker, nor the reverse."""
     assert live.get("/api/health/checks/port-listener/amqp").status_code == 400
     node = live.get("/api/nodes").json()[0]["name"]
     assert [live.get(f"/api/nodes/{name}/memory").status_code for name in (node, "another")] == [200, 404]
@@ -399,7 +399,7 @@ def test_health_checks_refuse_invalid_ports_and_unknown_nodes(live: Served) -> N
 
 
 def test_the_overview_lists_the_ports_of_the_management_api(live: Served) -> None:
-    """AMQPStorm's own tests take the node's name from there, and RabbitMQ has the port as text."""
+    """AMQPStorm's tests read the node's name there; as in RabbitMQ the port is a string."""
     node = live.get("/api/nodes").json()[0]
     context = {"description": "Headrace", "path": "/", "port": str(live.port)}
     assert live.get("/api/overview").json()["contexts"] == [{"node": node["name"], **context}]
@@ -443,7 +443,7 @@ def test_requests_from_pages_of_other_sites_are_refused(live: Served) -> None:
 
 
 def unfolding(size: int) -> dict[str, Any]:
-    """A request of a few kilobytes that is an object of many empty lists when unfolded."""
+    """A compressed request of a few kilobytes that contains many empty lists."""
     body = b'{"a":[' + b"[]," * (size // 3) + b"[]]}"
     return {"content": gzip.compress(body), "headers": {"content-encoding": "gzip"}}
 
@@ -473,7 +473,7 @@ def test_a_large_message_is_published_over_the_api(live: Served) -> None:
 
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_deleted_queue_is_not_kept_alive_by_its_rates(live: Served, durable: bool) -> None:
-    """Flower and others ask for all queues again and again, and Celery makes and drops them by the thousand."""
+    """Flower lists all queues repeatedly, and Celery creates and deletes them by the thousand."""
     live.request("PUT", "/api/queues/%2F/looked-at", json={"durable": durable})
     live.get("/api/queues")
     live.get("/api/headrace/streams/%2F/looked-at")

@@ -1,4 +1,4 @@
-"""Definitions that make no sense: refused as a whole, and nothing of them is in the way of the next start."""
+"""Invalid definitions are refused as a whole and do not prevent the next start."""
 
 import json
 from pathlib import Path

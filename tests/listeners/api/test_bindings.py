@@ -1,4 +1,4 @@
-"""Exchanges and bindings over the management API: each binding has a name, and an address that leads to it."""
+"""Exchanges and bindings over the management API: each binding has a name and a URL."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ KEYS = ("", "~", "%7E", "50%", "a/b c?", "ключ", "line\r\nbreak", "~~")
 
 
 def make(live: Served, name: str) -> str:
-    """The address of the bindings between an exchange and a queue of that name."""
+    """The path of the bindings between an exchange and a queue of the same name."""
     put_queue(live, name)
     assert live.request("PUT", f"/api/exchanges/%2F/{name}", json={"type": "headers"}).status_code == 201
     return f"/api/bindings/%2F/e/{name}/q/{name}"

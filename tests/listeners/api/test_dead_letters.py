@@ -1,4 +1,4 @@
-"""Dead letters: looked at, planned, replayed to where they died, stopped, killed and resumed."""
+"""Dead letters: browsing, dry runs, and replays that are stopped, killed and resumed."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ OFFICE = "/api/headrace/dead-letters/%2F"
 
 
 def make_mortal(live: Any, name: str) -> None:
-    """A queue whose rejected messages go to NAME.dead."""
+    """A queue with NAME.dead as its dead-letter queue."""
     put_queue(live, f"{name}.dead")
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{name}.dead"}
     put_queue(live, name, **arguments)
@@ -78,7 +78,7 @@ def test_dead_letters_are_summarized_by_origin_and_reason(live: Served) -> None:
 
 
 def test_a_dead_letter_after_large_ones_is_found(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One look goes through some megabytes, and the next one goes on there."""
+    """One request scans some megabytes, and the next continues there."""
     monkeypatch.setattr(browse, "SCAN_BYTES_MAX", 1000)
     make_mortal(live, "bulky")
     for value in ("x" * 3000, "y" * 3000, "the one", "z" * 3000):
@@ -195,7 +195,9 @@ def test_a_replay_counts_only_durable_messages(live: Served, monkeypatch: pytest
         return commit(*arguments)
 
     monkeypatch.setattr(DeadLetterBrowser, "_move_some", move_and_hold)
-    monkeypatch.setattr(Committer, "plan", lambda *_: None)  # every round by the worker, which can be held
+    monkeypatch.setattr(
+        Committer, "plan", lambda *_: None
+    )  # all rounds go through the worker thread, which the test can block
     monkeypatch.setattr(Committer, "commit", commit_later)
     try:
         begun = replay(live, "held.dead", dry_run=False)
@@ -219,7 +221,7 @@ def test_malformed_requests_are_refused(live: Served) -> None:
 
 
 class Remote:
-    """A broker in a process of its own, which can be killed."""
+    """A broker in its own process, which can be killed."""
 
     def __init__(self, folder: Path) -> None:
         self.process = Process(folder)

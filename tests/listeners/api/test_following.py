@@ -1,4 +1,4 @@
-"""Following what comes to a queue or topic: what was left out is counted, and an end is said."""
+"""Following a queue or topic: skipped messages are counted, and the end is reported."""
 
 from typing import Any
 
@@ -12,7 +12,9 @@ STREAMS = "/api/headrace/streams/%2F"
 
 @pytest.mark.parametrize("durable", [True, False])
 def test_following_ends_when_the_queue_is_deleted(live: Served, durable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(browse, "HEARTBEAT_S", 0.1)  # when a queue in memory is missed at the latest
+    monkeypatch.setattr(
+        browse, "HEARTBEAT_S", 0.1
+    )  # the latest time at which the deletion of an in-memory queue is noticed
     queue = "/api/queues/%2F/ending"
     live.request("PUT", queue, json={"durable": durable})
     with live.events(f"{STREAMS}/ending/stream") as events:
@@ -50,7 +52,7 @@ def test_large_messages_that_arrive_together_are_sent_or_counted_as_skipped(live
 
 
 def test_a_reconnecting_follower_resumes(live: Served) -> None:
-    """A browser connects again by itself, and says what it had: after a restart of the broker, or of a proxy."""
+    """A browser reconnects with the last event id, after a restart of the broker or a proxy."""
     live.create("resumed", 2)
     with live.events(f"{STREAMS}/resumed/stream") as events:
         live.publish("resumed", {"value": "first", "partition": 1})

@@ -1,4 +1,4 @@
-"""Numbers under the names that other people's dashboards ask for."""
+"""Metrics under the names of RabbitMQ and the Kafka exporter."""
 
 import functools
 import json
@@ -52,7 +52,7 @@ def test_series_are_unique_for_any_queue_names(live: Served) -> None:
 
 
 def counters(live: Served) -> dict[str, float]:
-    """Taken from counts of this moment: those of a sample are up to a second old."""
+    """Compares current counters: those of a history sample are up to a second old."""
 
     async def sample() -> None:
         await live.broker.history._sum_queues()
@@ -99,7 +99,7 @@ def test_every_metric_in_the_grafana_dashboard_exists(live: Served) -> None:
 
 
 def test_the_age_of_the_oldest_message_uses_append_time_where_configured(live: Served) -> None:
-    """The header still has the client's: the message was fifty years old when it came."""
+    """The batch header still has the client's time, fifty years in the past."""
     live.create("stamped", timestamp_type="append")
     declared = live.request("PUT", "/api/queues/%2F/stamped", json={"durable": True})
     assert declared.status_code in (201, 204), declared.text

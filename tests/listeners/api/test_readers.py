@@ -1,4 +1,4 @@
-"""Groups and cursors, streams and their messages, as the dashboard and the command line ask for them."""
+"""Consumer groups, cursors, streams and messages, as the dashboard and the command line request them."""
 
 import asyncio
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ READERS = "/api/headrace/readers"
 
 
 def commit(live: Served, group: str, topic: str, offset: int) -> None:
-    """As a Kafka client that is no member of the group does it."""
+    """Commits like a Kafka client that is not a member of the group."""
 
     async def work() -> None:
         host, _, port = live.kafka.rpartition(":")
@@ -149,7 +149,7 @@ def test_live_numbers_are_sent_as_events(live: Served) -> None:
 
 
 def rot(live: Served, patch: pytest.MonkeyPatch, topic: str, *gaps: range) -> None:
-    """As if these offsets lay in damaged batches."""
+    """Makes these offsets unreadable, as in damaged batches."""
     rotten = live.broker.streams.get(topic).partitions[0].log
     read_now, search_now = Log.read_now, Log.offset_for_timestamp_now
 

@@ -144,13 +144,13 @@ def test_flower_finds_its_queues(live: Served) -> None:
     async def ask() -> list[dict[str, object]]:
         return await Broker(live.amqp_url.replace("%2F", "/"), http_api=api).queues(["celery"])
 
-    # It waits a second for the connection and two for the answer, and says that there are none otherwise.
+    # Flower waits a second for the connection and two for the response, and otherwise reports no queues.
     (found,) = eventually(lambda: asyncio.run(ask()))
     assert found["name"] == "celery" and found["messages"] == 0 and "consumers" in found
 
 
 def test_definitions_exported_by_rabbitmq_are_imported(live: Served) -> None:
-    """The file is what RabbitMQ 3.10.8 (Debian 12) answered to GET /api/definitions; passwords are the names."""
+    """The file is the response of RabbitMQ 3.10.8 (Debian 12) to GET /api/definitions; passwords are the user names."""
     document = json.loads((Path(__file__).parent / "rabbitmq-3.10.8-definitions.json").read_text())
     for name in document["queues"]:
         live.request("DELETE", f"/api/queues/%2F/{name['name']}")

@@ -1,4 +1,4 @@
-"""Looking at thousands of things leaves the loop to others in between: every list is made in short turns."""
+"""Requests over thousands of objects yield to the event loop."""
 
 import asyncio
 
@@ -71,7 +71,7 @@ def test_a_long_list_does_not_block_the_event_loop(crowded: Served, path: str, m
 def test_applying_a_policy_to_many_queues_does_not_block_the_event_loop(
     crowded: Served, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nobody is told that it holds before it does for all of them."""
+    """The response is sent only after the policy applies to all queues."""
     rests = counted_rests(monkeypatch)
     path, body = f"/api/{kind}/%2F/crowd", {"pattern": "^crowd-", "definition": {"max-length": 7}}
     name = "policy" if kind == "policies" else "operator_policy"

@@ -1,4 +1,4 @@
-"""Users and permissions over the management API, and what each tag and permission is good for there."""
+"""Users and permissions over the management API, and the effect of each tag and permission."""
 
 import base64
 import hashlib
@@ -23,7 +23,7 @@ NONE = {"configure": "", "write": "", "read": ""}
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One user for each tag, at home in the vhost `/`; another vhost that none of them has permissions in."""
+    """One user per tag with permissions in the vhost `/`, and another vhost without permissions."""
     server = Served(tmp_path_factory.mktemp("data"), amqp=Address("localhost", 0))
     for tag in ("management", "monitoring", "policymaker", "administrator", "other"):
         assert put(server, f"users/{tag}", {"password": PASSWORD, "tags": tag}).status_code == 201
@@ -40,7 +40,7 @@ def put(live: Served, path: str, body: dict[str, Any], user: str | None = None) 
 
 
 def ask(live: Served, user: str | None, method: str, path: str, **options: Any) -> httpx.Response:
-    """As that user, or as guest."""
+    """Requests as that user, or as guest."""
     return live.request(method, f"/api/{path}", auth=(user, PASSWORD) if user else ("guest", "guest"), **options)
 
 
@@ -49,7 +49,7 @@ def names(answer: httpx.Response) -> set[str]:
     return {one["name"] for one in answer.json()}
 
 
-# Shapes and status codes.
+# Representations and status codes
 
 
 def test_a_user_is_created_changed_described_and_deleted(live: Served) -> None:
@@ -197,9 +197,9 @@ def test_a_deleted_user_loses_its_connections(live: Served) -> None:
         connection.process_data_events(60)
 
 
-# Tags.
+# Tags
 
-# The least tag for an address that begins so; the first that fits counts. None: nobody is asked.
+# The lowest tag for paths with this prefix; the first match counts. None: no authentication.
 LEAST: tuple[tuple[str, str, str | None], ...] = (
     ("*", "/auth", None),
     ("*", "/users", "administrator"),
@@ -319,7 +319,7 @@ def test_users_see_their_own_connections_and_monitors_see_all(live: Served) -> N
                 pass
 
 
-# Permissions, one at a time: what each request needs, and that it gets by with just that.
+# Permissions: each request needs exactly these.
 
 BODY = {"routing_key": "a.b", "payload": "x", "payload_encoding": "string", "properties": {}}
 BIND = "bindings/%2F/e/acting-ex/q/acting-q"
@@ -382,7 +382,7 @@ def acting(live: Served) -> Served:
     put(live, "users/actor", {"password": PASSWORD, "tags": "management"})
     put(live, "queues/%2F/acting-q", {})
     put(live, "exchanges/%2F/acting-ex", {"type": "topic"})
-    # What is deleted below: each of the tests stands by itself.
+    # Objects that tests below delete, so that tests are independent.
     put(live, "queues/%2F/acting-old", {})
     put(live, "exchanges/%2F/acting-past", {"type": "fanout"})
     ask(live, None, "POST", BIND, json={"routing_key": "b.#"})
@@ -413,7 +413,7 @@ def test_operations_in_a_virtual_host_need_the_same_permissions_as_in_amqp(
 
 @pytest.mark.parametrize(("method", "address"), [("POST", "acting-g/reset"), ("DELETE", "acting-h")])
 def test_resetting_a_group_needs_permission_for_its_name(acting: Served, method: str, address: str) -> None:
-    """At the Kafka listener its offsets are of those who may read the group."""
+    """As at the Kafka listener, the offsets of a group need read permission for the group."""
     put(acting, "permissions/%2F/actor", {**ALL, "read": "^acting-t$"})
     body = {"topic": "acting-t", "to": "latest", "dry_run": False}
     answer = ask(acting, "actor", method, f"headrace/readers/group/{address}", json=body)
@@ -424,7 +424,7 @@ def test_dead_letters_and_replays_are_visible_per_virtual_host(acting: Served) -
     letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     put(acting, "queues/elsewhere/dead", {})
     put(acting, "queues/elsewhere/mortal", {"arguments": letters})
-    for number in range(30):  # one a second: enough to be seen under way
+    for number in range(30):  # one per second, so that the replay is seen running
         body = {**BODY, "routing_key": "mortal", "payload": str(number)}
         ask(acting, None, "POST", "exchanges/elsewhere/amq.default/publish", json=body)
     reject = {"count": 30, "ackmode": "reject_requeue_false"}

@@ -1,4 +1,4 @@
-"""Who is let in at the HTTP listener once there are users (reliability.md §7.2: 30, 31, 33, 36)."""
+"""Authentication and authorization at the HTTP listener (reliability.md §7.2: 30, 31, 33, 36)."""
 
 import base64
 import hashlib
@@ -43,7 +43,7 @@ def address(path: str) -> str:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Users, and no guest: nobody comes in without a name."""
+    """A server with users and without guest: every request needs credentials."""
     live = Live(tmp_path_factory.mktemp("data"))
     users = live.broker.users
 
@@ -125,7 +125,7 @@ def forget_failures(live: Live) -> None:
     live.listener.site.gate._failures._sources.clear()
 
 
-# What a right is good for. None: the vhost has to be the user's. A body makes the request one that would work.
+# The permission each route needs; None: any permission in the vhost. The body makes the request valid.
 PARTS = {"parts": [{"staged": "s", "topic": "orders", "partition": 0, "position": 0, "length": 1}]}
 POSITION = {"topic": "orders", "partitions": [{"partition": 0, "offset": 0}]}
 RANGES = {"ranges": [{"topic": "orders", "partition": 0, "start": 0, "end": 9}], "for_ms": 1000}
@@ -144,7 +144,7 @@ NEEDED: dict[tuple[str, str], tuple[str, Any]] = {
     ("POST", "/leases"): ("reader", RANGES),
     ("POST", "/topics/{topic}/compact"): ("maker", None),
     ("DELETE", "/topics/{topic}/partitions/{partition}/records"): ("maker", None),
-    ("POST", "/topics/{topic}/partitions/{partition}/segments/{segment}"): ("root", {}),  # to configure and to write
+    ("POST", "/topics/{topic}/partitions/{partition}/segments/{segment}"): ("root", {}),  # needs configure and write
     ("POST", "/topics/{topic}/partitions/{partition}/segments/{segment}/archive"): ("maker", {}),
     ("PUT", "/staging/{staged}"): ("writer", None),
     ("DELETE", "/staging/{staged}"): ("writer", None),
@@ -164,7 +164,7 @@ RIGHTS = ("maker", "writer", "reader")
 @pytest.mark.parametrize(("method", "path"), [(m, p) for m, p, *_ in ROUTES if p not in OPEN_ROUTES])
 def test_every_route_checks_its_permission_and_no_other(guarded: Live, method: str, path: str) -> None:
     needed, body = NEEDED.get((method, path), (None, None))
-    # A stream has no end: its head says the same.
+    # A stream does not end; HEAD has the same status.
     verb = "HEAD" if path.endswith("/stream") and method == "GET" else method
     options = {} if body is None else {"json": body}
     if (method, path) == ("DELETE", "/cursors/{cursor}"):
@@ -183,7 +183,7 @@ def test_every_route_checks_its_permission_and_no_other(guarded: Live, method: s
     else:
         assert refused == {"guest-of-none"} | ({"watcher"} if method != "GET" else set())
     if needed is not None:
-        # Last, since what is deleted is gone for those who come after.
+        # Last, since the requests before need the deleted objects.
         answer = ask(guarded, verb, address(path), needed, **options)
         assert answer.status_code not in (401, 403, 500), answer.text
     ask(guarded, "POST", "/topics", "root", json={"name": "orders"})
@@ -215,7 +215,7 @@ def test_publishing_to_a_new_topic_needs_configure_permission(guarded: Live) -> 
 
 
 def commit(live: Live, user: str, writer: str, number: int, *topics: str) -> httpx.Response:
-    """One record for each topic; with none the batch is empty."""
+    """One record per topic; without topics the batch is empty."""
     data = bytes(codec.build([(None, b"x", (), 1)]))
     parts = []
     for topic in topics:
@@ -226,7 +226,7 @@ def commit(live: Live, user: str, writer: str, number: int, *topics: str) -> htt
 
 
 def test_only_its_owner_and_administrators_commit_for_a_writer(guarded: Live) -> None:
-    """A number that is far ahead makes the batches of whoever the writer is repeats: not one more would be stored."""
+    """A batch number far ahead would make all later batches of the real writer duplicates, which are not stored."""
     live, users = guarded, guarded.broker.users
     live.call(users.put_user("feeder", password=PASSWORD))
     live.call(users.set_permission("/", "feeder", Permission(configure="", write="^orders$", read="")))
@@ -271,7 +271,7 @@ def test_a_writer_without_an_owner_gets_its_next_user_as_owner(tmp_path: Path) -
 
 
 def test_moving_a_cursor_needs_read_permission_for_all_its_topics(guarded: Live) -> None:
-    """Its pin and its age are those of all of them: a reader of one would give the others to retention."""
+    """Pin and age apply to all topics of a cursor: a reader of one could expose the others to retention."""
     live, users = guarded, guarded.broker.users
     live.call(users.put_user("manager", password=PASSWORD, tags=["management"]))
     live.call(users.set_permission("/", "manager", Permission(configure="", write="", read="^orders$")))
@@ -356,7 +356,7 @@ def test_failed_logins_delay_the_attacker_but_not_known_credentials(
     guarded: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forget_failures(guarded)
-    # The first wait is a second: a test that is held up would be let in again.
+    # The first delay is one second; a slow test would be admitted again.
     monkeypatch.setattr(guarded.listener.site.gate._failures, "_monotonic", lambda: 0.0)
     assert ask(guarded, "GET", "/topics", "root").status_code == 200
     for guess in range(FAILURES_FREE):

@@ -28,7 +28,7 @@ def test_a_cursor_moves_and_shows_its_lag(live: Live, topic: str) -> None:
             ],
         }
     ]
-    assert put(live, topic, topic, offsets={1: 1}).json()["lag"] == 2  # what is not named stays
+    assert put(live, topic, topic, offsets={1: 1}).json()["lag"] == 2  # other partitions stay
     assert topic in [cursor["name"] for cursor in live.get("/cursors").json()["cursors"]]
 
 

@@ -1,4 +1,4 @@
-"""The gate of the HTTP listener by itself: who is who, from where, and how often one may guess."""
+"""HttpGate on its own: users, addresses, and limits on failed logins."""
 
 import base64
 import platform
@@ -64,7 +64,7 @@ def test_the_delay_after_failed_logins_grows_up_to_a_limit_per_source() -> None:
     ],
 )
 def test_dns_rebinding_does_not_give_a_site_the_permissions_of_guest(host: str, is_ours: bool) -> None:
-    """DNS rebinding: the browser of somebody here asks us, and takes the answer for another site's."""
+    """DNS rebinding: a local browser sends the request and treats the response as part of another site."""
     users = Counting(GUEST)
     gate = HttpGate(users, lambda: 0.0)
     users.guest_has_first_password = True
@@ -77,7 +77,7 @@ def test_dns_rebinding_does_not_give_a_site_the_permissions_of_guest(host: str, 
     if is_ours:
         assert gate.caller(login).name == GUEST
     else:
-        with pytest.raises(NotAuthorised):  # the site's page knows the first password of guest as well as anybody
+        with pytest.raises(NotAuthorised):  # the default password is public
             gate.caller(login)
     users.guest_has_first_password, users.version = False, 2
     assert gate.caller(login).name == GUEST, "who knows a password of its own, is"
@@ -90,7 +90,7 @@ def test_dns_rebinding_does_not_give_a_site_the_permissions_of_guest(host: str, 
         ("::1", "[::1]:15672", True),
         ("127.0.0.1", "rebound.example.com:15672", False),
         ("::ffff:127.0.0.1", "rebound.example.com", False),
-        ("203.0.113.7", "broker.example.com:15672", True),  # it listens to the network, where it has a name
+        ("203.0.113.7", "broker.example.com:15672", True),  # it listens on the network, where it has a name
     ],
 )
 def test_dns_rebinding_is_refused_while_authentication_is_off(client: str, host: str, is_let_in: bool) -> None:
@@ -120,7 +120,7 @@ def test_a_source_is_an_ipv4_address_or_an_ipv6_network() -> None:
 
 
 class Counting(Users):
-    """Users of whom only what a gate asks is there, counting how often passwords are looked at."""
+    """Stands in for Users and counts how often passwords are verified."""
 
     def __init__(self, *names: str) -> None:
         self._users = {name: User(name=name) for name in names}
@@ -189,7 +189,7 @@ def test_failed_logins_through_a_local_proxy_count_per_forwarded_address(
     def come(login: str, address: str) -> str:
         return gate.caller(scope_of("127.0.0.1", login, **{header: address})).name
 
-    guesser = "203.0.113.7" if header == "x-real-ip" else "198.51.100.1, 203.0.113.7"  # what it claims, and what is so
+    guesser = "203.0.113.7" if header == "x-real-ip" else "198.51.100.1, 203.0.113.7"  # the forged and the real address
     for _ in range(FAILURES_FREE):
         with pytest.raises(NotAuthorised):
             come("bill:wrong", guesser)

@@ -137,7 +137,7 @@ def test_a_missing_or_corrupt_index_is_rebuilt(own: type[Live], topic: str, tmp_
 
 
 def test_an_index_that_is_ahead_of_its_log_is_rebuilt(own: type[Live], topic: str, tmp_path: Path) -> None:
-    """As a power cut leaves it that takes the end of a log with write_mode async: other records come there."""
+    """As after a power cut that lost the end of an async log, where other records are written now."""
     live = own()
     make(live, topic)
     publish(live, topic, {"key": "a", "value": "1"}, {"key": "b", "value": "2"})

@@ -1,4 +1,4 @@
-"""Leases over HTTP: what is planned on stays, and is served as it was."""
+"""Leases over HTTP: leased segments stay readable unchanged."""
 
 from typing import Any
 

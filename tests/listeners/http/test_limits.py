@@ -1,4 +1,4 @@
-"""Bad HTTP: what is malformed, endless or slow is refused by the connection, and only that connection ends."""
+"""Malformed, endless and slow requests are refused by the connection, and only that connection ends."""
 
 import os
 import socket
@@ -60,7 +60,7 @@ def test_malformed_requests_are_refused_and_the_connection_ends(live: Live, requ
     ],
 )
 def test_a_content_length_of_thousands_of_digits_is_refused(live: Live, method: str, path: str, status: int) -> None:
-    """Python does not read it, and the answer was 500 with a traceback in the log."""
+    """int() refuses such numbers, and the response used to be 500 with a traceback in the log."""
     live.request("POST", "/topics", json={"name": "t"})
     for digits in (20, 5000):
         answer = live.request(method, path.format("9" * digits), json={"parts": []})
@@ -70,7 +70,9 @@ def test_a_content_length_of_thousands_of_digits_is_refused(live: Live, method: 
 def test_an_impossible_chunk_size_is_refused(live: Live) -> None:
     head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
     answer = live.raw(head + b"fffffffffffffffff\r\n")
-    assert answer == b"" or status_of(answer) == 400  # the application was already at work: then just closed
+    assert (
+        answer == b"" or status_of(answer) == 400
+    )  # if the application was already running, the connection is just closed
 
 
 def test_malformed_requests_are_not_logged(live: Live, caplog: pytest.LogCaptureFixture) -> None:
@@ -99,7 +101,7 @@ def test_endless_heads_are_refused(live: Live) -> None:
     assert status_of(live.raw(b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n")) == 414
     assert status_of(live.raw(GET + b"A: " + b"b" * 33_000 + b"\r\n\r\n")) == 431
     assert status_of(live.raw(GET + b"".join(b"A%d: b\r\n" % i for i in range(101)) + b"\r\n")) == 431
-    assert status_of(live.raw(GET + b"A: " + b"b" * 500_000)) == 431  # and no end of it
+    assert status_of(live.raw(GET + b"A: " + b"b" * 500_000)) == 431  # without an end
     assert status_of(live.raw(b"GET /" + b"a" * 500_000)) == 414
 
 
@@ -134,7 +136,7 @@ def test_an_upgrade_is_ignored(live: Live) -> None:
     ids=["length", "chunked"],
 )
 def test_the_body_after_an_ignored_upgrade_is_read(live: Live, topic: str, framing: str, body: bytes, cut: int) -> None:
-    """Java's HttpClient offers HTTP/2 with its first request, whatever it is: an empty message was stored."""
+    """Java's HttpClient offers an upgrade to HTTP/2 with its first request; an empty message used to be stored."""
     offer = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
     head = f"POST /topics/{topic}/messages HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\n{offer}{framing}\r\n\r\n"
     last = GET + b"Connection: close\r\n\r\n"
@@ -154,7 +156,7 @@ def test_a_request_after_an_ignored_upgrade_is_served(live: Live) -> None:
 
 
 def test_a_client_that_is_still_sending_sees_the_refusal(own: type[Live]) -> None:
-    """The client goes on sending; it must still be able to read why that was in vain."""
+    """The client keeps sending and must still be able to read the error response."""
     server = own(request_bytes_max=1000)
     with server.connect() as sock:
         sock.sendall(POST + b"Content-Length: 50000000\r\n\r\n")
@@ -167,7 +169,7 @@ def test_a_client_that_is_still_sending_sees_the_refusal(own: type[Live]) -> Non
 
 
 def all_said(live: Live, request: bytes) -> bytes:
-    """What comes back to a client that closes its side behind its request."""
+    """The response to a client that closes its writing side after the request."""
     with live.connect() as sock:
         sock.sendall(request)
         sock.shutdown(socket.SHUT_WR)
@@ -175,7 +177,7 @@ def all_said(live: Live, request: bytes) -> bytes:
 
 
 def test_a_half_closed_connection_gets_its_responses(live: Live, topic: str) -> None:
-    """As nc -N and the like: the message was neither stored nor answered."""
+    """As nc -N does; the message used to be neither stored nor answered."""
     post = f"POST /topics/{topic}/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello".encode()
     assert status_of(all_said(live, post)) == 200
     assert live.values(topic) == ["hello"]
@@ -200,7 +202,7 @@ EXPECTS = b"Content-Length: 5\r\nExpect: 100-continue\r\n\r\n"
 
 
 def test_a_refusal_before_the_body_was_sent_closes_the_connection(live: Live) -> None:
-    """A client that asks first does not send what is refused: its next request was taken for the body."""
+    """A refused client does not send the body; its next request used to be parsed as the body."""
     answer = live.raw(b"POST /topics/no%20name/messages HTTP/1.1\r\nHost: x\r\n" + EXPECTS)
     assert status_of(answer) == 400 and b"connection: close" in answer
 
@@ -215,7 +217,7 @@ def test_a_body_after_100_continue_keeps_the_connection_open(live: Live, topic: 
 
 
 class Patient:
-    """A second listener of the same broker, with a patience of its own."""
+    """A second listener of the same broker, with its own timeouts."""
 
     def __init__(self, live: Live, seconds: float) -> None:
         async def start() -> http_listener.HttpListener:
@@ -238,7 +240,7 @@ class Patient:
         so_far: Callable[[BoundedHttp], bool],
         then: Callable[[BoundedHttp], None] = lambda _: None,
     ) -> BoundedHttp:
-        """The other end of the socket, once it has come so far."""
+        """The server's end of the socket, once it has reached a state."""
         found: list[BoundedHttp] = []
 
         async def look() -> bool:
@@ -253,12 +255,12 @@ class Patient:
         return found[0]
 
     def at_the_end(self, sock: socket.socket, so_far: Callable[[BoundedHttp], bool]) -> None:
-        """Once the connection has come so far, everybody's patience with it is over, as by the clock of the
+        """Once the connection has reached a state, all its timeouts expire, as by the clock of the
         listener."""
         self.link(sock, so_far, lambda link: link.check(link.loop.time() + 1e6))
 
     def stand_still(self, sock: socket.socket, so_far: Callable[[BoundedHttp], bool], *, looks: int = 1) -> None:
-        """Once the connection has come so far, the broker misses the time in which its patience ends."""
+        """Once the connection has reached a state, the broker is suspended beyond its timeouts."""
 
         async def go_on() -> bool:
             for link in self._listener._state.connections:
@@ -286,7 +288,7 @@ def hasty(live: Live):  # type: ignore[no-untyped-def]
 
 @pytest.fixture(scope="module")
 def patient_one(live: Live):  # type: ignore[no-untyped-def]
-    """Whatever keeps a test from its next line, this listener waits for it."""
+    """A listener with long timeouts, for tests that expire them explicitly."""
     listener = Patient(live, 1e5)
     yield listener
     listener.close()
@@ -306,7 +308,7 @@ def test_a_head_that_does_not_end_in_time_is_refused(patient_one: Patient) -> No
 
 
 def test_a_client_does_not_time_out_because_the_broker_was_suspended(patient_one: Patient) -> None:
-    """When it goes on, its timers are due before it has read a byte: once, then it is the client."""
+    """After a suspension timers are due before unread data is read: skipped once, then the client is to blame."""
     with patient_one.connect() as sock:
         sock.sendall(b"GET /health HTTP/1.1\r\nHost: ")
         patient_one.stand_still(sock, lambda link: link.is_reading_head)
@@ -337,7 +339,7 @@ def test_a_body_that_arrives_too_slowly_is_refused(patient_one: Patient, live: L
 
 
 def test_a_large_body_must_keep_arriving_fast_enough(patient_one: Patient) -> None:
-    """Thirty kilobytes in each half minute kept the rest of a megabyte, and what was announced of it, for hours."""
+    """With a fixed minimum of bytes, a slow client could hold the memory of a large body for hours."""
     head, part = b"POST /topics/slow/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n", 31 * 1024
     with patient_one.connect() as sock:
         sock.sendall(head + b"x" * 1_000_000)
@@ -357,7 +359,7 @@ def test_a_client_that_does_not_read_its_response_is_disconnected(hasty: Patient
 
 
 def test_a_client_that_reads_slowly_is_not_disconnected(patient_one: Patient, live: Live) -> None:
-    """Of megabytes in the kernel's buffer much leaves before the kernel takes a byte more from us."""
+    """The kernel accepts no more bytes before a good part of its large buffer is sent."""
     live.publish("large-and-slow", *({"value": "x" * 100_000} for _ in range(150)))
 
     async def is_judged(link: BoundedHttp) -> bool:
@@ -380,7 +382,7 @@ def test_a_client_that_reads_slowly_is_not_disconnected(patient_one: Patient, li
 
 
 def test_clients_that_do_not_read_are_closed_when_memory_stays_short(live: Live) -> None:
-    """As at the other listeners: thousands that follow a topic and read nothing could have all of it."""
+    """As at the other listeners: thousands of followers that read nothing could use all of the memory."""
     live.publish("unread", *({"value": "x" * 100_000} for _ in range(150)))
     holder = next(one for one in live.broker.pressure.holders if one.name == "http_connections")
 
@@ -404,7 +406,7 @@ async def connections(listener: Patient) -> int:
 
 
 def test_a_client_in_a_long_poll_does_not_time_out(patient_one: Patient, live: Live) -> None:
-    """Long polls and streams are silent for long, and that is what they are for."""
+    """Long polls and event streams are silent by design."""
     live.publish("quiet", {"value": "a"})
     log = live.broker.streams.get("quiet").partitions[0].log
     with patient_one.connect() as sock:
@@ -416,7 +418,7 @@ def test_a_client_in_a_long_poll_does_not_time_out(patient_one: Patient, live: L
 
 
 def test_an_empty_line_after_a_request_starts_no_head_timeout(patient_one: Patient, live: Live) -> None:
-    """Small devices send one too many: it was taken for a head that never ends, and the long poll was cut off."""
+    """Small devices send a surplus empty line, which used to count as an endless head and ended the long poll."""
     live.publish("empty-line", {"value": "a"})
     log = live.broker.streams.get("empty-line").partitions[0].log
 
@@ -437,7 +439,7 @@ def test_an_empty_line_after_a_request_starts_no_head_timeout(patient_one: Patie
 
 
 def test_a_connection_that_is_silent_after_a_refused_body_is_closed_in_time(own: type[Live]) -> None:
-    """The body came after the answer, and with it the wait for the next request was over: for ever."""
+    """The body arrived after the response and cancelled the keep-alive timer, so the connection stayed forever."""
     live = own()
 
     async def is_waited_for() -> bool:
@@ -468,7 +470,7 @@ def test_requests_from_pages_of_other_sites_are_refused(live: Live, topic: str, 
 
 
 def test_image_requests_from_other_sites_are_refused(live: Live) -> None:
-    """Browsers tell no origin of it, and looking at some addresses does something: this one makes a queue."""
+    """Image requests have no Origin, and some GET requests have effects: this one declares a queue."""
     for site in ("cross-site", "same-site"):
         headers = {"sec-fetch-site": site, "sec-fetch-mode": "no-cors"}
         assert live.get("/api/aliveness-test/%2F", headers=headers).status_code == 403
@@ -518,7 +520,7 @@ def test_a_thousand_malformed_connections_leak_nothing(live: Live) -> None:
 
 
 def open_files() -> int:
-    """Sockets, and files that are open more than once: those of the log a checkpoint opens meanwhile, each once."""
+    """Open sockets, and files that are open more than once; files of the log that a checkpoint opens do not count."""
     found = []
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""How many connections there may be, and who finds a place when all are taken."""
+"""The connection limit, and the connections reserved for standbys."""
 
 from contextlib import ExitStack, closing
 from http.client import HTTPConnection
@@ -44,7 +44,7 @@ def asks_as_standby(connection: HTTPConnection, *, keeps: bool = False) -> int:
 
 @pytest.mark.usefixtures("no_hurry")
 def test_a_standby_can_connect_when_the_limit_is_reached(own: type[Live]) -> None:
-    """Those who have them may be publishers that wait for it. Others who come do not take its places either."""
+    """All connections may be publishers that wait for a standby. Others cannot take the reserved places."""
     server = own(connections_max=3)
 
     async def counts() -> tuple[int, int]:
@@ -67,7 +67,7 @@ def test_a_standby_can_connect_when_the_limit_is_reached(own: type[Live]) -> Non
 
 @pytest.mark.usefixtures("no_hurry")
 def test_silent_connections_do_not_block_the_places_of_standbys(own: type[Live]) -> None:
-    """They had all of them for ten seconds each, and others could come next."""
+    """Silent connections used to occupy the reserved places for ten seconds each."""
     server = own(connections_max=1)
 
     async def in_reserve() -> int:

@@ -248,7 +248,7 @@ def test_a_content_length_over_the_limit_is_refused_before_reading(own: type[Liv
     server = own(request_bytes_max=1000)
     head = b"POST /topics/t/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n"
     with server.connect() as sock:
-        sock.sendall(head)  # and not a byte of the body
+        sock.sendall(head)  # without a byte of the body
         answer = read_all(sock)
     assert b" 413 " in answer and b"body_too_large" in answer and b"connection: close" in answer
 
@@ -319,7 +319,7 @@ def test_requests_over_the_memory_budget_get_retry_after(own: type[Live]) -> Non
 
 
 def test_an_announced_body_reserves_no_budget(own: type[Live]) -> None:
-    """A few slow bodies of the largest size turned every other publisher away, for hours."""
+    """A few slow large bodies used to block all other publishers for hours."""
     server = own()
     server.listener.site.budget.bytes_max = 1000
     with server.connect() as slow:
@@ -334,7 +334,7 @@ def test_an_announced_body_reserves_no_budget(own: type[Live]) -> None:
 def test_large_responses_count_against_the_budget_and_small_ones_do_not(
     own: type[Live], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Thousands of readers that are slow to take a list of thousands would be all of the memory."""
+    """Thousands of slow clients with a large response each would use all of the memory."""
     server = own()
     for number in range(10):
         server.create(f"topic-{number}")

@@ -197,7 +197,7 @@ def test_waiting_readers_hold_no_memory_budget(own: type[Live], path: str) -> No
     server.listener.site.budget.bytes_max = 4 << 20
     with ExitStack() as stack:
         waiting = [stack.enter_context(server.connect()) for _ in range(8)]
-        for count, sock in enumerate(waiting, 1):  # each asks for a megabyte
+        for count, sock in enumerate(waiting, 1):  # each requests a megabyte
             sock.sendall(f"GET /topics/quiet/{path}?offset=1&wait=50 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             eventually(lambda: server.call(waiters(server, "quiet")) == count, "the request waits")  # noqa: B023
         assert server.listener.site.budget.used == 0
@@ -274,10 +274,10 @@ def test_large_responses_arrive_completely(live: Live, topic: str) -> None:
 
 
 def test_an_undecodable_batch_is_reported_and_can_be_skipped(live: Live, topic: str) -> None:
-    """A Kafka client may have sent a batch whose checksum is right and whose compressed records are not."""
+    """A Kafka client may send a batch with a valid checksum and corrupt compressed records."""
     live.publish(topic, {"value": "before"})
     bad = codec.build([(None, b"x" * 100, (), -1)], codec=0, timestamp_ms=1)
-    bad[21:23] = (4).to_bytes(2, "big")  # says zstd
+    bad[21:23] = (4).to_bytes(2, "big")  # claims zstd
     from crc32c import crc32c
 
     bad[17:21] = crc32c(bytes(bad[21:])).to_bytes(4, "big")

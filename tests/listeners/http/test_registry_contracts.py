@@ -1,4 +1,4 @@
-"""Metadata and rule sets of schemas: kept as they come, inherited, asked for."""
+"""Metadata and rule sets of schemas: stored unchanged, inherited, and searched."""
 
 from tests.listeners.http.live import Live
 from tests.listeners.http.registries import LONG, ONE, STRING, TWO, Registry

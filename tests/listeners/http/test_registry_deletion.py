@@ -1,4 +1,4 @@
-"""Schemas that are deleted: softly first, for good then, and never those that others need."""
+"""Deletion of schemas: soft, then permanent, and never of referenced ones."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def test_versions_are_deleted_softly_then_permanently(registry: Registry) -> Non
 
 
 def after_compaction(live: Live) -> State:
-    """What a broker would know that starts with the last record of each key."""
+    """The state of a broker that starts with a compacted topic."""
     records = {one["key"]: one for one in live.read(TOPIC, offset="earliest", limit=1_000)}
     state = State()
     for one in sorted(records.values(), key=lambda one: int(one["offset"])):
@@ -113,7 +113,7 @@ def test_a_subject_is_soft_deleted_restored_and_deleted_permanently(registry: Re
 
 
 def test_ids_are_not_reused_after_compaction(own: type[Live]) -> None:
-    """As compaction makes it."""
+    """As after compaction."""
     live = own()
     registry = Registry(live)
     registry.register("a", ONE)

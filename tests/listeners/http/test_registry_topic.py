@@ -1,4 +1,4 @@
-"""The schema registry and its topic: what others wrote there, damage, races, a topic that would lose schemas."""
+"""The schema registry and its topic: records of other registries, damage, races, unsafe topic settings."""
 
 import asyncio
 import contextlib
@@ -80,7 +80,7 @@ def test_an_undecodable_batch_is_skipped(registry: Registry) -> None:
     registry.register("a", ONE)
     live = registry._live
     bad = codec.build([(None, b"x" * 100, (), -1)], codec=0, timestamp_ms=1)
-    bad[21:23] = (4).to_bytes(2, "big")  # says zstd
+    bad[21:23] = (4).to_bytes(2, "big")  # claims zstd
     bad[17:21] = crc32c(bytes(bad[21:])).to_bytes(4, "big")
 
     async def store() -> None:
@@ -193,7 +193,7 @@ def test_a_registry_whose_topic_is_deleted_is_empty(registry: Registry) -> None:
 
 
 def test_an_id_assigned_by_another_writer_is_not_reused(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a copy of another registry's topic, or that registry itself, may do at any moment."""
+    """Writes as another registry, or a copy of its topic, may do at any time."""
     live = registry._live
     registry.register("a", ONE)
     differences = kinds.differences

@@ -1,4 +1,4 @@
-"""schemathesis asks everything the OpenAPI document allows, and much that it does not.
+"""schemathesis sends requests that the OpenAPI document allows, and many that it does not.
 
 Every check it has runs on every operation, with one exception that is made by hand: valid data may be refused
 where the document cannot say what is meant, and only there (MEANING). The stream of events, which does not
@@ -31,7 +31,7 @@ EXAMPLES = 20
 TOPIC = "known"
 SETTINGS: dict[str, Any] = {"partitions_max": 20, "read_wait_ms_max": 10}
 
-# Where a request may be right by its shape and wrong by its meaning, and what the document cannot say.
+# Operations where a request may match the schema and still be invalid, and why.
 MEANING = {
     "POST /topics": "how people write a size or a time is prose",
     "PATCH /topics/{topic}": "how people write a size or a time is prose",
@@ -50,7 +50,7 @@ MEANING_STATUSES = {400, 413, 416}
 
 
 def described() -> dict[str, Any]:
-    """The document, with a topic that exists among the topics it may ask for."""
+    """The document, with an existing topic among the examples."""
     whole = document(Config(**SETTINGS))
     for path in whole["paths"].values():
         for parameter in path.get("parameters", ()):
@@ -100,7 +100,7 @@ def test_every_operation_responds_as_documented(case: Case, known: Live, session
 @schema.include(path_regex="^/topics/.*/stream$").parametrize()
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_the_event_stream_responds_as_documented(case: Case, known: Live) -> None:
-    """Only status and type: the client hangs up before the events."""
+    """Checks only status and content type: the client disconnects before the events."""
     arguments = case.as_transport_kwargs(base_url=known.base)
     with requests.request(**arguments, stream=True, timeout=SECONDS_MAX) as response:
         documented = document(Config())["paths"]["/topics/{topic}/stream"]["get"]["responses"]

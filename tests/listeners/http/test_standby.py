@@ -1,4 +1,4 @@
-"""Standbys at the listener: who is let in, what is refused, and what a broker that waits for them says."""
+"""Standbys at the HTTP listener: access, malformed requests, and publishes that wait for confirmation."""
 
 import contextlib
 import threading
@@ -25,7 +25,7 @@ PASSWORD = "no-password-of-anybody-else"
 
 
 class Follower:
-    """The frames of a stream, until it ends; nothing is made of them. A connection of its own."""
+    """Reads the frames of a change stream, on its own connection, until it ends."""
 
     def __init__(self, live: Live, **options: Any) -> None:
         self._live = live
@@ -39,7 +39,7 @@ class Follower:
         reader = FrameReader()
         address = f"{self._live.base}/standby/stream"
         with (
-            contextlib.suppress(httpx.HTTPError),  # the broker went first
+            contextlib.suppress(httpx.HTTPError),  # the broker stopped first
             httpx.stream("POST", address, json=HELLO, timeout=60, **self._options) as answer,
         ):
             assert answer.status_code == 200
@@ -56,7 +56,7 @@ class Follower:
 
 def test_a_standby_must_be_an_administrator(live: Live) -> None:
     users = live.broker.users
-    elsewhere = {"x-forwarded-for": "203.0.113.7"}  # also while guest is the only user
+    elsewhere = {"x-forwarded-for": "203.0.113.7"}  # refused even while guest is the only user
     assert live.request("POST", "/standby/stream", json=HELLO, headers=elsewhere).status_code == 401
     live.call(users.put_user("reader", password=PASSWORD, tags=["monitoring"]))
     live.call(users.set_permission("/", "reader", EVERYTHING))
@@ -98,7 +98,7 @@ def test_standbys_can_confirm_while_the_memory_budget_is_used_up(live: Live) -> 
 
 
 def test_changes_have_higher_numbers_after_a_restart(tmp_path: Path) -> None:
-    """Who takes over compares them: a standby that was away since must not look as if it had more."""
+    """A takeover compares positions: a standby that was away must not look more recent."""
     clock = ManualClock()
     broker: Any = SimpleNamespace(clock=clock, disk=RealDisk(), config=Config(data_dir=str(tmp_path)))
     before = Standbys(broker).changes
@@ -130,7 +130,7 @@ def test_the_change_stream_ends_when_the_tag_administrator_is_removed(own: type[
 
 
 def test_a_reconnecting_copy_is_not_counted_twice(own: type[Live]) -> None:
-    """Its first connection may be dead, and only the standby has noticed."""
+    """The first connection may be dead, which only the standby has noticed."""
     live = own(log=LogSettings(journal_file_bytes=1 << 20), standby_confirms=2)
     first = Follower(live)
     first.wait_in_step()
@@ -155,7 +155,7 @@ def test_a_publish_is_confirmed_when_the_standby_has_it(own: type[Live]) -> None
         answers.append(live.publish("t", {"value": "x"}))
 
     publisher = threading.Thread(target=publish)
-    publisher.start()  # makes the topic, too
+    publisher.start()  # creates the topic, too
     follower = Follower(live)
     follower.wait_in_step()
     name = live.get("/standby").json()["standbys"][0]["id"]
@@ -175,7 +175,7 @@ def test_a_stop_does_not_wait_forever_for_standbys_and_confirms_nothing(own: typ
     def publish() -> None:
         try:
             answers.append(httpx.post(f"{live.base}/topics/t/messages", json=[{"value": "y"}], timeout=60))
-        except httpx.HTTPError:  # hung up on
+        except httpx.HTTPError:  # disconnected
             answers.append(None)
 
     waiting = threading.Thread(target=publish)

@@ -1,4 +1,4 @@
-"""Health, status, metrics and the OpenAPI document: complete, true, and documented."""
+"""Health, status, metrics and the OpenAPI document are complete, correct and documented."""
 
 import re
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_a_failed_disk_is_not_ready_but_alive_and_publishing_is_refused_for_good
     assert server.get("/health/live").status_code == 200
     refused = server.client.post("/topics/t/messages", json={"value": 2})
     assert (refused.status_code, code_of(refused)) == (503, "storage_failed")
-    assert "retry-after" not in refused.headers  # nobody knows what was kept: not to be repeated blindly
+    assert "retry-after" not in refused.headers  # it is unknown what was stored, so clients must not simply retry
     assert server.values("t") == ["1"]
     server.stop()
     assert isinstance(server.stop_error, StorageFailed)

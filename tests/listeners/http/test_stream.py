@@ -110,7 +110,7 @@ def test_a_stopping_broker_ends_streams_and_long_polls_at_once(own: type[Live]) 
             sock.sendall(b"GET /topics/t/messages?offset=1&wait=60 HTTP/1.1\r\nHost: x\r\n\r\n")
             server.loop.call_soon_threadsafe(server._stop.set)
             assert list(events) == []
-            # An empty page, or closed before the request was read, which is a reset: not a minute of waiting.
+            # An empty page, or a reset if the request was not read yet, but no wait of a minute.
             with contextlib.suppress(ConnectionResetError):
                 sock.recv(65536)
 
@@ -118,7 +118,7 @@ def test_a_stopping_broker_ends_streams_and_long_polls_at_once(own: type[Live]) 
 @pytest.mark.parametrize(
     ("query", "headers", "status"),
     [
-        ("offset=0", {}, 400),  # of which of the two partitions?
+        ("offset=0", {}, 400),  # ambiguous with two partitions
         ("offset=-1&partition=0", {}, 400),
         ("offset=7&partition=0", {}, 416),
         ("partition=9", {}, 404),
@@ -156,7 +156,7 @@ def test_a_disconnecting_reader_leaks_nothing(live: Live, topic: str) -> None:
 def test_a_disconnecting_reader_with_a_pipelined_request_leaks_nothing(
     own: type[Live], path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the last request was told that nobody is there any more."""
+    """Only the last request used to see the disconnect."""
     monkeypatch.setattr(event_stream, "HEARTBEAT_S", 3600.0)
     live = own(read_wait_ms_max=3_600_000)
     live.create("t")

@@ -125,7 +125,7 @@ def test_names_that_are_not_utf8_are_refused(live: Live, name: str) -> None:
 
 
 def raw_request(live: Live, method: str, path: str):  # type: ignore[no-untyped-def]
-    """A request whose path httpx leaves alone."""
+    """A request whose path httpx does not normalize."""
     content = b"{}" if method in {"PATCH", "POST"} else None
     request = live.client.build_request(method, "/", content=content)
     request.extensions["target"] = path.encode()
@@ -133,7 +133,7 @@ def raw_request(live: Live, method: str, path: str):  # type: ignore[no-untyped-
 
 
 def test_streams_of_other_listeners_can_be_read_under_any_name(own: type[Live]) -> None:
-    """A queue may be called anything; its messages are read under its percent-encoded name."""
+    """Queue names may have any characters; messages are read under the percent-encoded name."""
     server = own()
     name = "orders/eu west\t✓"
 
