@@ -342,7 +342,7 @@ def test_a_policy_is_created_and_deleted(live: Served, view: View, words: str, s
 
 
 def test_a_lost_connection_is_shown_and_restored(browser: Any, tmp_path: Path) -> None:
-    # A port outside the ephemeral range, so that no outgoing connection takes it meanwhile.
+    # A fixed port that no outgoing connection is given while the broker is down, least of all one of the page.
     first = Served(tmp_path / "data", http=Address("localhost", free_port()))
     view = View(browser.new_context(), first.base)
     view.open("overview")

@@ -96,10 +96,10 @@ def test_dns_rebinding_does_not_give_a_site_the_permissions_of_guest(host: str, 
 def test_dns_rebinding_is_refused_while_authentication_is_off(client: str, host: str, is_let_in: bool) -> None:
     gate = HttpGate(Counting(GUEST), lambda: 0.0)
     if is_let_in:
-        assert gate.whoever(scope_of(client, host=host)) is gate.anybody
+        assert gate.anonymous(scope_of(client, host=host)) is gate.any_user
     else:
         with pytest.raises(Forbidden):
-            gate.whoever(scope_of(client, host=host))
+            gate.anonymous(scope_of(client, host=host))
 
 
 def test_the_host_name_of_this_machine_is_local(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -345,7 +345,7 @@ def test_large_responses_count_against_the_budget_and_small_ones_do_not(
             server.get("/health")
         paths = ("/topics", "/api/queues", "/api/definitions")
         assert [server.get(path).status_code for path in paths] == [200] * 3
-        monkeypatch.setattr(authorization, "COUNTED_BYTES_MIN", 300)
+        monkeypatch.setattr(authorization, "BUDGETED_BYTES_MIN", 300)
         assert [server.get(path).status_code for path in paths] == [429] * 3
         assert server.get("/health").status_code == 200
     while server.listener.site.budget.used:

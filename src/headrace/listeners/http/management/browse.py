@@ -28,7 +28,7 @@ LIMIT, LIMIT_MAX = 50, 500
 BYTES_MAX = 4 << 20
 VALUE_BYTES_MAX = 64 * 1024  # of one message; GET /topics returns the whole value
 TAIL_INTERVAL_S = 0.25
-TAIL_MESSAGES = 100  # in one interval; nobody can read more, so the rest is only counted
+TAIL_MESSAGES = 100  # in one interval, more than a person can read; the rest is only counted
 HEARTBEAT_S = 15.0
 HEADRACE_HEADERS = (AMQP_PROPERTIES_HEADER, AMQP_EXCHANGE_HEADER)
 
@@ -169,7 +169,7 @@ class Tail(EventStreamResponse):
 
     async def send_events(self) -> None:
         self._check_exists()
-        for data in await self._news():
+        for data in await self._new_events():
             await self.send(data)
         await asyncio.wait({self._gone, self._site.stopping}, timeout=TAIL_INTERVAL_S)
         if not self._gone.done() and not await self._wait():
@@ -204,7 +204,7 @@ class Tail(EventStreamResponse):
             for waiter in waiters:
                 waiter.cancel()
 
-    async def _news(self) -> list[bytes]:
+    async def _new_events(self) -> list[bytes]:
         data = []
         for partition, log in enumerate(self._logs()):
             start, end = self._at[partition], log.stable_end

@@ -26,7 +26,7 @@ from headrace.listeners.http.management.parameters import (
 )
 from headrace.listeners.http.management.queues import host_of, queue_bindings
 from headrace.listeners.http.management.representations import parse_message
-from headrace.listeners.http.management.visibility import hosts_seen
+from headrace.listeners.http.management.visibility import visible_hosts
 from headrace.listeners.http.server.authentication import Caller
 from headrace.listeners.http.server.authorization import caller_of
 from headrace.listeners.http.server.context import HttpContext
@@ -38,7 +38,7 @@ def exchange_of(site: HttpContext, request: Request, parameter: str = "name") ->
 
 
 async def list_all(site: HttpContext, request: Request) -> Response:
-    return await _list(site, request, hosts_seen(site, request))
+    return await _list(site, request, visible_hosts(site, request))
 
 
 async def list_in_vhost(site: HttpContext, request: Request) -> Response:
@@ -134,7 +134,7 @@ async def bindings_to(site: HttpContext, request: Request) -> Response:
 
 
 async def list_bindings(site: HttpContext, request: Request) -> Response:
-    return await listing(site, request, await _bindings(hosts_seen(site, request)), lambda shape: shape)
+    return await listing(site, request, await _bindings(visible_hosts(site, request)), lambda shape: shape)
 
 
 async def list_bindings_in_vhost(site: HttpContext, request: Request) -> Response:

@@ -23,7 +23,7 @@ from headrace.listeners.http.management import parameters, representations
 from headrace.listeners.http.management.definitions import RABBITMQ_VERSION
 from headrace.listeners.http.management.parameters import JsonObject, json_response, listing, name_of, object_response
 from headrace.listeners.http.management.queues import host_of
-from headrace.listeners.http.management.visibility import clients_seen, hosts_seen
+from headrace.listeners.http.management.visibility import visible_clients, visible_hosts
 from headrace.listeners.http.server.authentication import MONITORING
 from headrace.listeners.http.server.authorization import caller_of
 from headrace.listeners.http.server.context import HttpContext
@@ -96,8 +96,8 @@ async def totals_of(site: HttpContext, queues: list[Queue], user: str) -> tuple[
 
 
 async def overview(site: HttpContext, request: Request) -> Response:
-    hosts, caller = hosts_seen(site, request), caller_of(request)
-    clients = clients_seen(site, request)
+    hosts, caller = visible_hosts(site, request), caller_of(request)
+    clients = visible_clients(site, request)
     yielding = YieldEvery()
     channels = sum(await yielding.map(lambda client: len(client.describe_channels()), clients))
     queues = [queue for host in hosts for queue in host.queues.values()]
@@ -323,7 +323,7 @@ async def vhost_json(host: VirtualHost) -> JsonObject:
 
 
 async def vhosts(site: HttpContext, request: Request) -> Response:
-    shaped = [await vhost_json(host) for host in sorted(hosts_seen(site, request), key=lambda host: host.name)]
+    shaped = [await vhost_json(host) for host in sorted(visible_hosts(site, request), key=lambda host: host.name)]
     return await listing(site, request, shaped, lambda shape: shape)
 
 
@@ -355,7 +355,7 @@ def _limits(hosts: Iterable[VirtualHost]) -> list[JsonObject]:
 
 
 async def vhost_limits(site: HttpContext, request: Request) -> Response:
-    return await listing(site, request, _limits(hosts_seen(site, request)), lambda shape: shape)
+    return await listing(site, request, _limits(visible_hosts(site, request)), lambda shape: shape)
 
 
 async def limits_of_vhost(site: HttpContext, request: Request) -> Response:

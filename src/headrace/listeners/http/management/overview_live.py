@@ -13,7 +13,7 @@ from headrace.broker.vhosts.vhosts import DEFAULT
 from headrace.listeners.http.management import representations
 from headrace.listeners.http.management.overview import memory_bytes, rates_between, recent_rates, totals_of
 from headrace.listeners.http.management.parameters import JsonObject, encode, number, object_response, query_of
-from headrace.listeners.http.management.visibility import clients_seen, hosts_seen
+from headrace.listeners.http.management.visibility import visible_clients, visible_hosts
 from headrace.listeners.http.server.authentication import MONITORING
 from headrace.listeners.http.server.authorization import caller_of
 from headrace.listeners.http.server.context import HttpContext
@@ -101,7 +101,7 @@ def _ms(seconds: float | None) -> float | None:
 async def own_json(site: HttpContext, request: Request) -> JsonObject:
     """The same for the virtual hosts that the caller may see; broker-wide numbers are empty."""
     broker, caller = site.broker, caller_of(request)
-    hosts = {host.name: host for host in hosts_seen(site, request)}
+    hosts = {host.name: host for host in visible_hosts(site, request)}
     queues = [queue for host in hosts.values() for queue in host.queues.values()]
     depths, stats = await totals_of(site, queues, caller.name)
     names = {"published": "publish", "delivered": "deliver_get", "acked": "ack"}
@@ -112,7 +112,7 @@ async def own_json(site: HttpContext, request: Request) -> JsonObject:
         "rates": {name: stats[f"{counter}_details"]["rate"] for name, counter in names.items()} | {"sent": 0.0},
         "ready": depths["messages_ready"],
         "unacked": depths["messages_unacknowledged"],
-        "connections": len(clients_seen(site, request)),
+        "connections": len(visible_clients(site, request)),
         "listeners": {},
         "sync_ms": {},
         "alarms": alarms(site),
@@ -131,7 +131,7 @@ async def overview(site: HttpContext, request: Request) -> Response:
     """Current numbers and the history of the last minutes, with one row per step."""
     step = number(query_of(request).get("step"), "step", 1, least=1, most=STEP_S_MAX)
     broker, is_monitor = site.broker, caller_of(request).is_one_of(MONITORING)
-    seen = {host.name for host in hosts_seen(site, request)}
+    seen = {host.name for host in visible_hosts(site, request)}
     streams = [stream for stream in broker.streams if stream.vhost in seen]
     sizes = await YieldEvery().map(lambda s: sum(p.log.size_bytes for p in s.partitions), streams)
     shape: JsonObject = {

@@ -18,7 +18,7 @@ from headrace.listeners.http.management.parameters import (
     text,
 )
 from headrace.listeners.http.management.queues import host_of
-from headrace.listeners.http.management.visibility import hosts_seen
+from headrace.listeners.http.management.visibility import visible_hosts
 from headrace.listeners.http.server.context import HttpContext
 
 
@@ -27,7 +27,7 @@ def is_operator(request: Request) -> bool:
 
 
 async def list_all(site: HttpContext, request: Request) -> Response:
-    seen = {host.name for host in hosts_seen(site, request)}
+    seen = {host.name for host in visible_hosts(site, request)}
     found = [policy for policy in site.broker.policies.list(operator=is_operator(request)) if policy.vhost in seen]
     return await listing(site, request, found, representations.policy_json)
 

@@ -23,7 +23,7 @@ from headrace.listeners.http.management.parameters import (
     table,
 )
 from headrace.listeners.http.management.representations import message_json
-from headrace.listeners.http.management.visibility import hosts_seen
+from headrace.listeners.http.management.visibility import visible_hosts
 from headrace.listeners.http.server.authorization import caller_of
 from headrace.listeners.http.server.context import HttpContext
 
@@ -54,7 +54,7 @@ def all_queues(site: HttpContext, hosts: Iterable[VirtualHost]) -> list[Queue]:
 
 
 async def list_all(site: HttpContext, request: Request) -> Response:
-    return await _list(site, request, all_queues(site, hosts_seen(site, request)))
+    return await _list(site, request, all_queues(site, visible_hosts(site, request)))
 
 
 async def list_in_vhost(site: HttpContext, request: Request) -> Response:

@@ -40,7 +40,7 @@ from headrace.listeners.http.server.authorization import (
 )
 from headrace.listeners.http.server.context import HttpContext
 from headrace.listeners.http.server.problems import PROBLEMS, headers_of
-from headrace.listeners.http.server.requests import Gone
+from headrace.listeners.http.server.requests import ClientDisconnected
 
 logger = logging.getLogger("headrace.http")
 BETWEEN = "/bindings/{vhost}/e/{source}/{kind}/{destination}"
@@ -204,7 +204,7 @@ class Api:
         scope["path"] = path.rstrip("/") if path != "/" else path  # Flower requests /api/queues/
         try:
             await self._router(scope, receive, send)
-        except Gone:
+        except ClientDisconnected:
             raise
         except Exception as error:  # noqa: BLE001 - the outermost handler of this API
             await _error_response(error)(scope, receive, send)

@@ -24,7 +24,7 @@ from headrace.listeners.http.management.parameters import (
     query_of,
 )
 from headrace.listeners.http.management.queues import queue_bindings
-from headrace.listeners.http.management.visibility import hosts_seen
+from headrace.listeners.http.management.visibility import visible_hosts
 from headrace.listeners.http.server.context import HttpContext
 
 
@@ -134,7 +134,7 @@ def row_json(site: HttpContext, row: Row) -> JsonObject:
 
 async def list_streams(site: HttpContext, request: Request) -> Response:
     kind = query_of(request).get("kind")
-    found = [row for row in await rows(site, hosts_seen(site, request)) if not kind or row.kind == kind]
+    found = [row for row in await rows(site, visible_hosts(site, request)) if not kind or row.kind == kind]
     return await listing(
         site, request, found, lambda row: row_json(site, row), name=lambda row: row.name, quick=SORT_COLUMNS
     )

@@ -18,7 +18,7 @@ from headrace.listeners.http.native.types import Page as PageBody
 from headrace.listeners.http.server.authorization import Allowance
 from headrace.listeners.http.server.context import ChunkedResponse, HttpContext, json_response
 from headrace.listeners.http.server.memory_budget import BudgetShare
-from headrace.listeners.http.server.requests import Gone, Query, hung_up
+from headrace.listeners.http.server.requests import ClientDisconnected, Query, wait_for_disconnect
 from headrace.record.types import Record
 from headrace.wire.http import bodies, messages
 
@@ -118,11 +118,11 @@ async def wait_for(
     readable, allowance = Readable(wanted), Allowance(site, request)
     share: BudgetShare = request.state.share
     size = share.release()
-    gone = asyncio.ensure_future(hung_up(request.receive))
+    gone = asyncio.ensure_future(wait_for_disconnect(request.receive))
     try:
         await asyncio.wait({readable.future, gone, site.stopping}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         if gone.done():
-            raise Gone
+            raise ClientDisconnected
         if stream.is_deleted:
             raise StreamNotFound(stream.name)
         allowance.check()

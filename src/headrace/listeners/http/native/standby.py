@@ -14,7 +14,7 @@ from headrace.listeners.http.native.types import STANDBY_NAME_CHARS_MAX, Standby
 from headrace.listeners.http.server.authorization import Allowance, follows, keep_checking
 from headrace.listeners.http.server.context import HttpContext, json_response
 from headrace.listeners.http.server.memory_budget import Budget, BudgetShare
-from headrace.listeners.http.server.requests import Query, decode, hung_up, path_name, read_json
+from headrace.listeners.http.server.requests import Query, decode, path_name, read_json, wait_for_disconnect
 from headrace.version import __version__
 
 MEDIA = "application/vnd.headrace.changes"
@@ -82,7 +82,7 @@ class Changes(Response):
         self._reason = "it disconnected"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.ensure_future(hung_up(receive))
+        gone = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await self._send(send, self._hello)

@@ -19,7 +19,7 @@ from headrace.listeners.http.server.authentication import Caller
 from headrace.listeners.http.server.authorization import Handler, Need, router
 from headrace.listeners.http.server.context import ChunkedResponse, HttpContext
 from headrace.listeners.http.server.problems import PROBLEMS, headers_of
-from headrace.listeners.http.server.requests import Gone, Query, path_name, read_body, whole_number
+from headrace.listeners.http.server.requests import ClientDisconnected, Query, path_name, read_body, whole_number
 from headrace.schemas import contract, refusals
 from headrace.schemas.kinds import AVRO, KINDS, LEVELS, PROTOBUF
 from headrace.schemas.refusals import RegistryError
@@ -453,7 +453,7 @@ class Registry:
         scope["path"] = scope["path"].rstrip("/")
         try:
             await self._router(scope, receive, send)
-        except Gone:
+        except ClientDisconnected:
             raise
         except Exception as error:  # noqa: BLE001 - the outermost handler of this API
             damage = self._site.broker.schemas.damage

@@ -46,7 +46,7 @@ from headrace.listeners.http.server.authorization import (
 )
 from headrace.listeners.http.server.context import HttpContext
 from headrace.listeners.http.server.problems import error_response, problem
-from headrace.listeners.http.server.requests import Gone
+from headrace.listeners.http.server.requests import ClientDisconnected
 from headrace.listeners.http.ui import files
 
 ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
@@ -144,7 +144,7 @@ class App:
                     await self._registry(scope, receive, count_and_send)
                 else:
                     await self._router(scope, receive, count_and_send)
-            except (Gone, asyncio.CancelledError):
+            except (ClientDisconnected, asyncio.CancelledError):
                 # The client disconnected, or the connection cancelled the request and has responded itself.
                 # Raising would make uvicorn log a crash.
                 return
