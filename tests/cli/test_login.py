@@ -58,7 +58,7 @@ def test_every_kind_of_command_logs_in(guarded: Served) -> None:
 def test_who_is_not_let_in_is_told_so_without_the_password(guarded: Served) -> None:
     for user, password, reason in (
         ("ann", "not-the-secret", b"Login failed"),
-        ("plain", PASSWORD, b"no access to the virtual host"),
+        ("plain", PASSWORD, b"no access to virtual host"),
     ):
         done = run(guarded, user, "topic", "ls", password=password)
         assert done.returncode != 0 and reason in done.stderr

@@ -36,7 +36,7 @@ def test_source_and_sink_log_in_with_the_address_and_keep_to_their_rights(
     rows = spark.read.format("headrace").options(bootstrap=url, topic="in").load()
     assert rows.count() == 50
     rows.select("key", "value").write.format("headrace").mode("append").options(bootstrap=url, topic="out").save()
-    with pytest.raises(Exception, match="no right to read 'other'") as refused:
+    with pytest.raises(Exception, match="no read permission for 'other'") as refused:
         spark.read.format("headrace").options(bootstrap=url, topic="other").load().count()
     assert "spark%27s" not in str(refused.value) and PASSWORD not in str(refused.value)
     assert PASSWORD not in broker.said() and "spark%27s" not in broker.said()

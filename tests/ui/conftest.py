@@ -43,7 +43,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Not longer than a file: while Playwright runs, this thread has an event loop, and others want theirs."""
+    """Per module: while Playwright runs, this thread has an event loop, and other tests need their own."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -55,7 +55,7 @@ def browser() -> Iterator[Any]:
 
 
 class View:
-    """A page of the dashboard. Whatever the browser complains about fails the test at its end."""
+    """A page of the dashboard. Errors and warnings of the browser fail the test at its end."""
 
     def __init__(self, context: Any, base: str) -> None:
         self.page = context.new_page()
@@ -77,7 +77,7 @@ class View:
         return [text for text in self._heard if not any(part in text for part in self._forgiven)]
 
     def forgive(self, *parts: str) -> None:
-        """Complaints with such a part in them, whenever they come: we hear of some only when the page is closed."""
+        """Ignores browser errors that contain a text, at any time: some arrive only when the page closes."""
         self._forgiven += parts
 
     def open(self, path: str = "overview") -> Any:
@@ -86,14 +86,14 @@ class View:
         return self.page
 
     def until(self, expression: str) -> None:
-        """Polled from outside: the page's policy forbids the evaluation that wait_for_function needs."""
+        """Polls from outside: the page's CSP forbids the eval that wait_for_function needs."""
         deadline = time.monotonic() + PATIENCE_S
         while not self.page.evaluate(expression):
             assert time.monotonic() < deadline, expression
             self.page.wait_for_timeout(50)
 
     def stop_time(self) -> None:
-        """For keys that belong together: the page gives up on the second after a while, however slow its user is."""
+        """For keys of one shortcut: the page stops waiting for the second key after a while."""
         if not self._has_clock:
             self._has_clock = True
             self.page.clock.install()
@@ -127,11 +127,11 @@ def amqp(live: Served) -> Iterator[Any]:
 
 
 def copied_as_curl(view: View) -> str:
-    """Of the first message that is shown."""
+    """The curl command of the first message."""
     page = view.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.locator(".message-line").first.click()
-    page.evaluate("navigator.clipboard.writeText('')")  # the remark on an earlier copy may still be there
+    page.evaluate("navigator.clipboard.writeText('')")  # the toast of an earlier copy may still be shown
     page.get_by_role("button", name="Copy as curl").click()
     view.sees("Copied.")
     view.until("navigator.clipboard.readText().then((text) => text !== '')")

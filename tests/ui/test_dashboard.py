@@ -1,4 +1,4 @@
-"""The dashboard in a real Chromium: pages, live updates, what cannot be undone, hostile names, a lost connection."""
+"""The dashboard in Chromium: pages, live updates, destructive actions, hostile names, a lost connection."""
 
 import json
 from pathlib import Path
@@ -16,8 +16,8 @@ from tests.ui.conftest import HOSTILE, PATIENCE_S, View, copied_as_curl
 
 PAGES = {
     "overview": "Overview",
-    "streams": "Streams",
-    "readers": "Readers",
+    "streams": "Queues and topics",
+    "readers": "Consumer groups",
     "dead-letters": "Dead letters",
     "pipelines": "Pipelines",
     "schemas": "Schemas",
@@ -28,24 +28,24 @@ PAGES = {
 }
 
 
-def test_an_empty_broker_says_how_to_begin(live: Served, view: View) -> None:
+def test_an_empty_broker_shows_how_to_start(live: Served, view: View) -> None:
     view.open("overview")
-    view.sees("Nothing here yet")
+    view.sees("No queues or topics yet")
     view.sees("import pika")
     overview = live.get("/api/headrace/overview").json()
-    assert overview["connections"] == 0, "the page that looks is no client"
+    assert overview["connections"] == 0, "the dashboard itself is not counted"
     for page, text in {
-        "streams": "No streams yet",
-        "readers": "Nobody reads",
-        "dead-letters": "No queue sends its dead letters",
+        "streams": "No queues or topics yet",
+        "readers": "No consumer groups or cursors",
+        "dead-letters": "No queue has a dead-letter exchange",
         "pipelines": "No pipeline has reported",
-        "connections": "Nobody is connected",
+        "connections": "No connections",
         "policies": "No policies",
     }.items():
         view.open(page)
         view.sees(text)
     view.open("nowhere")
-    view.sees("There is no such page")
+    view.sees("Page not found")
     view.open("readers")
     view.sees(f"kcat -b {overview['addresses']['kafka'][0]} -G")
     view.sees(f'.option("bootstrap", "{live.base}")')
@@ -93,7 +93,7 @@ def test_streams_are_filtered_sorted_and_linked(live: Served, view: View) -> Non
     page = view.open("streams")
     page.keyboard.press("/")
     page.keyboard.type("many-")
-    view.until("location.hash.includes('filter=many-')")  # until then the pages are those of everything
+    view.until("location.hash.includes('filter=many-')")  # until then the list is unfiltered
     view.sees("page 1 of 2")
     page.get_by_role("button", name="Next").click()
     page.get_by_role("link", name="many-59").wait_for()
@@ -104,9 +104,9 @@ def test_streams_are_filtered_sorted_and_linked(live: Served, view: View) -> Non
     view.until("document.querySelector('main h1').innerText === 'many-33'")
 
 
-def test_a_queue_and_a_topic_are_made_and_published_to(live: Served, view: View) -> None:
+def test_a_queue_is_created_and_published_to(live: Served, view: View) -> None:
     page = view.open("streams")
-    page.get_by_role("button", name="New stream").click()
+    page.get_by_role("button", name="New queue or topic").click()
     page.locator("dialog").get_by_label("Name").fill("made-here")
     page.locator("dialog").get_by_label("Arguments").fill('{"x-max-length": 5}')
     page.get_by_role("button", name="Create").click()
@@ -115,11 +115,11 @@ def test_a_queue_and_a_topic_are_made_and_published_to(live: Served, view: View)
     page.get_by_role("link", name="Publish").click()
     page.get_by_label("Message").fill('{"a": 1}')
     page.get_by_role("button", name="Publish").click()
-    view.sees("Published, and on disk.")
+    view.sees("Published.")
     assert depth(live, "made-here") == 1
 
 
-def test_messages_are_shown_as_json_text_and_hex_and_stay_untouched(live: Served, view: View) -> None:
+def test_messages_are_shown_as_json_text_and_hex_without_consuming_them(live: Served, view: View) -> None:
     put_queue(live, "shown")
     post(live, "shown", json.dumps({"deep": {"er": [1, 2]}}), correlation_id="c-1", headers={"h": "v"})
     page = view.open("stream/%2F/shown/messages")
@@ -132,8 +132,8 @@ def test_messages_are_shown_as_json_text_and_hex_and_stay_untouched(live: Served
     assert (queue["messages_ready"], queue["message_stats"]["deliver_get"]) == (1, 0)
 
 
-def test_a_message_is_copied_as_curl_with_an_address_that_has_it(live: Served, view: View) -> None:
-    """A queue in memory is no topic."""
+def test_copy_as_curl_gives_a_working_command(live: Served, view: View) -> None:
+    """Also for a queue in memory, which is not a topic."""
     put_queue(live, "stored")
     assert live.request("PUT", "/api/queues/%2F/fleeting", json={"durable": False}).status_code == 201
     for name, base in (("stored", "/topics/stored"), ("fleeting", "/api/headrace/streams/%2F/fleeting")):
@@ -158,13 +158,15 @@ def test_messages_are_found_by_text_key_and_offset(live: Served, view: View) -> 
 def test_new_messages_are_followed(live: Served, view: View) -> None:
     put_queue(live, "followed")
     page = view.open("stream/%2F/followed/messages")
-    with page.expect_response("**/followed/stream"):  # the broker begins at the end it finds when it answers
+    with page.expect_response(
+        "**/followed/stream"
+    ):  # the broker starts at the end of the queue at the time of its response
         page.get_by_role("button", name="Follow live").click()
     post(live, "followed", "here it comes")
     view.sees("here it comes")
 
 
-def test_purging_asks_first_and_then_empties(live: Served, view: View) -> None:
+def test_purging_needs_confirmation(live: Served, view: View) -> None:
     put_queue(live, "purged")
     post(live, "purged", "x")
     page = view.open("stream/%2F/purged")
@@ -177,7 +179,7 @@ def test_purging_asks_first_and_then_empties(live: Served, view: View) -> None:
     assert depth(live, "purged") == 0
 
 
-def test_deleting_needs_the_name_typed(live: Served, view: View) -> None:
+def test_deleting_requires_typing_the_name(live: Served, view: View) -> None:
     put_queue(live, "doomed")
     page = view.open("stream/%2F/doomed")
     page.get_by_role("button", name="Delete").click()
@@ -187,11 +189,11 @@ def test_deleting_needs_the_name_typed(live: Served, view: View) -> None:
     confirm.click()
     view.sees("Deleted.")
     assert live.get("/api/queues/%2F/doomed").status_code == 404
-    # The page may have asked for the queue once more while it went, and the browser remarks on the answer.
+    # The page may have requested the deleted queue once more, and the browser reports the 404.
     view.forgive("status of 404")
 
 
-def test_whatever_a_client_names_stays_text(live: Served, view: View, amqp: Any) -> None:
+def test_hostile_names_stay_text(live: Served, view: View, amqp: Any) -> None:
     amqp.queue_declare(HOSTILE, durable=True, arguments={"x-note": HOSTILE})
     amqp.exchange_declare("hostile", "topic")
     amqp.queue_bind(HOSTILE, "hostile", HOSTILE)
@@ -218,28 +220,28 @@ def test_connections_are_shown_and_closed(live: Served, view: View, amqp: Any) -
     page = view.open("connections")
     view.sees("AMQP 0-9-1")
     page.get_by_role("button", name="Close").first.click()
-    page.get_by_role("button", name="Close it").click()
+    page.get_by_role("button", name="Close connection").click()
     view.sees("Closed.")
     with pytest.raises(Exception, match=r"CONNECTION_FORCED|320"):
         amqp.connection.process_data_events(time_limit=PATIENCE_S)
 
 
-def test_a_reader_is_reset_after_a_preview(live: Served, view: View) -> None:
+def test_offsets_are_reset_after_a_preview(live: Served, view: View) -> None:
     live.create("read")
     live.publish("read", *({"value": str(n)} for n in range(10)))
     body = {"topic": "read", "partitions": [{"partition": 0, "offset": 8}]}
     live.request("PUT", "/cursors/my-job", json=body)
     page = view.open("reader/cursor/my-job")
-    view.sees("Where it stands")
+    view.sees("Reset offsets")
     page.get_by_role("button", name="Preview").click()
-    page.get_by_role("button", name="Move it there").wait_for()
+    page.get_by_role("button", name="Reset offsets").wait_for()
     assert live.get("/cursors/my-job").json()["topics"][0]["partitions"][0]["offset"] == 8
-    page.get_by_role("button", name="Move it there").click()
-    view.sees("Moved.")
+    page.get_by_role("button", name="Reset offsets").click()
+    view.sees("Offsets reset.")
     assert live.get("/cursors/my-job").json()["topics"][0]["partitions"][0]["offset"] == 0
 
 
-def test_dead_letters_go_back_by_a_click(live: Served, view: View) -> None:
+def test_dead_letters_are_replayed_by_a_click(live: Served, view: View) -> None:
     make_mortal(live, "mortal")
     for number in range(5):
         post(live, "mortal", f"order {number}")
@@ -248,10 +250,10 @@ def test_dead_letters_go_back_by_a_click(live: Served, view: View) -> None:
     page = view.page
     page.get_by_role("link", name="mortal.dead").click()
     view.sees("rejected by a consumer")
-    page.get_by_label("At most").fill("3")
+    page.get_by_label("Maximum count").fill("3")
     page.get_by_role("button", name="Preview").click()
     page.get_by_role("button", name="Replay 3 messages").click()
-    view.sees("The replay has begun.")
+    view.sees("Replay started.")
     view.sees("3 of 3")
     assert (depth(live, "mortal"), depth(live, "mortal.dead")) == (3, 2)
 
@@ -294,7 +296,7 @@ def test_a_pipeline_is_drawn_from_its_source_to_its_sink(live: Served, view: Vie
     assert [box[lead] for box in boxes] == sorted({box[lead] for box in boxes}), boxes
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert "orders.bad" in drawing.locator(".flow-sink.dead").inner_text()
-    assert "88.1 rows/s done, 712 ms a batch" in drawing.inner_text() and "12 behind" in drawing.inner_text()
+    assert "88.1 rows/s processed, 712 ms per batch" in drawing.inner_text() and "lag 12" in drawing.inner_text()
 
     drawing.locator("summary").focus()
     page.keyboard.press("Enter")
@@ -305,12 +307,12 @@ def test_a_pipeline_is_drawn_from_its_source_to_its_sink(live: Served, view: Vie
     drawing.get_by_role("link", name="orders-in").focus()
     page.keyboard.press("Enter")
     view.until("document.querySelector('main h1').innerText === 'orders-in'")
-    page.goto("about:blank")  # it would go on asking for what is deleted now
+    page.goto("about:blank")  # it would keep requesting what is deleted now
     live.request("DELETE", "/pipelines/revenue")
     live.request("DELETE", "/topics/orders-in")
 
 
-def test_a_report_of_any_shape_is_shown_and_breaks_nothing(live: Served, view: View) -> None:
+def test_pipeline_reports_of_any_shape_are_shown(live: Served, view: View) -> None:
     for number, flows in enumerate(({"x": None}, {"x": "text"}, "text", [1], {"x": {"stages": {"a": 1}, "sources": 3,
                                     "sink": {}, "phases_ms": "12", "lag": "much", "function": None}})):  # fmt: skip
         live.request("PUT", f"/pipelines/odd-{number}", json={"state": "running", "details": {"flows": flows}})
@@ -321,15 +323,15 @@ def test_a_report_of_any_shape_is_shown_and_breaks_nothing(live: Served, view: V
 
 
 @pytest.mark.parametrize(("words", "shown"), [("policy", "policy"), ("operator policy", "operator_policy")])
-def test_a_policy_is_made_and_taken_away(live: Served, view: View, words: str, shown: str) -> None:
+def test_a_policy_is_created_and_deleted(live: Served, view: View, words: str, shown: str) -> None:
     put_queue(live, "ruled")
     name = "short-" + "x" * 200
     page = view.open("policies")
     page.get_by_role("button", name=f"New {words}").click()
     page.locator("dialog").get_by_label("Name", exact=False).first.fill(name)
     page.get_by_label("Pattern").fill("^ruled$")
-    page.get_by_role("button", name="Put into force").click()
-    view.sees("In force.")
+    page.get_by_role("button", name="Save").click()
+    view.sees("Saved.")
     assert live.get("/api/queues/%2F/ruled").json()[shown] == name
     delete = page.get_by_role("button", name="Delete")
     assert delete.bounding_box()["x"] < 1280, "a long name pushes nothing out of the window"
@@ -339,8 +341,8 @@ def test_a_policy_is_made_and_taken_away(live: Served, view: View, words: str, s
     assert live.get("/api/queues/%2F/ruled").json()[shown] is None
 
 
-def test_a_lost_connection_is_said_and_mends_itself(browser: Any, tmp_path: Path) -> None:
-    # A port that no outgoing connection gets while nobody listens there, least of all the page's own.
+def test_a_lost_connection_is_shown_and_restored(browser: Any, tmp_path: Path) -> None:
+    # A fixed port that no outgoing connection is given while the broker is down, least of all one of the page.
     first = Served(tmp_path / "data", http=Address("localhost", free_port()))
     view = View(browser.new_context(), first.base)
     view.open("overview")
@@ -356,42 +358,42 @@ def test_a_lost_connection_is_said_and_mends_itself(browser: Any, tmp_path: Path
 def test_the_theme_is_chosen_and_remembered(live: Served, view: View) -> None:
     page = view.open("overview")
     light = page.evaluate("getComputedStyle(document.body.parentElement).backgroundColor")
-    page.get_by_role("button", name="Light or dark").click()
+    page.get_by_role("button", name="Light or dark theme").click()
     page.reload()
     page.wait_for_selector("main h1")
     assert page.evaluate("getComputedStyle(document.body.parentElement).backgroundColor") != light
 
 
-def test_keys_lead_from_page_to_page(live: Served, view: View) -> None:
+def test_keyboard_shortcuts_switch_pages(live: Served, view: View) -> None:
     view.open("overview")
-    for key, title in (("s", "Streams"), ("d", "Dead letters"), ("o", "Overview")):
+    for key, title in (("s", "Queues and topics"), ("d", "Dead letters"), ("o", "Overview")):
         view.press("g", key)
         view.until(f"document.querySelector('main h1').innerText === '{title}'")
 
 
-def test_a_second_pair_of_keys_is_not_cut_short_by_the_first(live: Served, view: View) -> None:
+def test_a_second_shortcut_is_not_cancelled_by_the_first(live: Served, view: View) -> None:
     page = view.open("overview")
     view.stop_time()
     for key in ("g", "s"):
         page.keyboard.press(key)
-    view.until("document.querySelector('main h1').innerText === 'Streams'")
+    view.until("document.querySelector('main h1').innerText === 'Queues and topics'")
     page.clock.fast_forward(1000)
     page.keyboard.press("g")
-    page.clock.fast_forward(300)  # the first pair would have been too late now, this one is not
+    page.clock.fast_forward(300)  # beyond the timeout of the first shortcut, but not of this one
     page.keyboard.press("d")
     view.until("document.querySelector('main h1').innerText === 'Dead letters'")
 
 
-def test_whoever_goes_on_as_soon_as_there_is_a_page_gets_there(live: Served, view: View) -> None:
+def test_navigation_right_after_the_first_render_works(live: Served, view: View) -> None:
     view.page.add_init_script(
         "new MutationObserver((_, seen) => { if (document.querySelector('main h1')) { seen.disconnect();"
         " location.hash = '#/streams'; } }).observe(document, { childList: true, subtree: true })"
     )
     view.open("overview")
-    view.until("document.querySelector('main h1').innerText === 'Streams'")
+    view.until("document.querySelector('main h1').innerText === 'Queues and topics'")
 
 
-def test_scripts_and_styles_come_from_here_only(live: Served) -> None:
+def test_scripts_and_styles_come_from_this_origin_only(live: Served) -> None:
     answer = live.get("/")
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
@@ -401,7 +403,7 @@ def test_scripts_and_styles_come_from_here_only(live: Served) -> None:
         assert live.get(path).status_code == 404
 
 
-def test_without_npm_the_page_says_what_is_missing(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_npm_modules_a_page_explains_what_is_missing(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "VENDOR", ("vendor/not-there.js",))
     answer = live.get("/")
     assert answer.status_code == 200 and "make ui" in answer.text and "script" not in answer.text

@@ -1,4 +1,4 @@
-"""What goes on while a page is open: lists get shorter, rights are taken away, fingers are quick, searches go on."""
+"""Changes while a page is open: shrinking lists, revoked permissions, double clicks, long searches."""
 
 import functools
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_a_list_that_got_shorter_shows_its_last_page(live: Served, view: View) -
         live.request("DELETE", f"/api/queues/%2F/shrink-{number}")
     page.get_by_role("link", name="shrink-00").wait_for()
     assert page.locator(".banner.bad").count() == 0
-    view.forgive("status of 400")  # the page that is gone
+    view.forgive("status of 400")  # of the page that no longer exists
 
 
 def test_numbers_that_javascript_would_round_are_shown_as_they_are(live: Served, view: View) -> None:
@@ -61,7 +61,7 @@ def test_numbers_that_javascript_would_round_are_shown_as_they_are(live: Served,
     page.locator(".message-body dd", has_text="9007199254740995").wait_for()
 
 
-def test_a_message_of_nothing_but_brackets_is_laid_out(live: Served, view: View) -> None:
+def test_a_message_of_only_brackets_is_indented(live: Served, view: View) -> None:
     put_queue(live, "brackets")
     post(live, "brackets", "[" * 30_000 + "]" * 30_000)
     page = view.open("stream/%2F/brackets/messages")
@@ -69,7 +69,7 @@ def test_a_message_of_nothing_but_brackets_is_laid_out(live: Served, view: View)
     view.until("document.querySelector('.payload')?.textContent.includes('[]')")
 
 
-def test_whoever_loses_the_right_to_be_here_is_told_so(browser: Any, tmp_path: Path) -> None:
+def test_a_user_who_loses_access_is_told_so(browser: Any, tmp_path: Path) -> None:
     live = Served(tmp_path / "data")
     users = live.broker.users
     live.call(users.put_user("leaving", password=PASSWORD, tags=["management"]))
@@ -81,7 +81,7 @@ def test_whoever_loses_the_right_to_be_here_is_told_so(browser: Any, tmp_path: P
         view.open("streams")
         view.sees("live")
         live.call(users.put_user("leaving", tags=[]))
-        view.sees("This dashboard is not for you.")
+        view.sees("You may not use the dashboard.")
         assert view.page.locator("nav.side").count() == 0
         view.page.context.close()
     finally:
@@ -96,21 +96,21 @@ def test_a_proxy_without_its_broker_is_not_taken_for_a_refused_login(live: Serve
     view.forgive("status of 502")
 
 
-def test_a_refusal_is_seen_before_the_dialog_it_is_about(live: Served, view: View) -> None:
+def test_an_error_is_shown_inside_its_dialog(live: Served, view: View) -> None:
     page = view.page
     page.set_viewport_size({"width": 400, "height": 800})
     view.open("streams")
-    page.get_by_role("button", name="New stream").click()
+    page.get_by_role("button", name="New queue or topic").click()
     page.locator("dialog").get_by_label("Name").fill("amq.reserved")
     page.get_by_role("button", name="Create").click()
-    page.locator("dialog .remark").wait_for()
-    box = page.locator("dialog .remark").bounding_box()
+    page.locator("dialog .toast").wait_for()
+    box = page.locator("dialog .toast").bounding_box()
     middle = f"{box['x'] + box['width'] / 2}, {box['y'] + box['height'] / 2}"
-    assert page.evaluate(f"document.elementFromPoint({middle}).closest('.remark') !== null")
+    assert page.evaluate(f"document.elementFromPoint({middle}).closest('.toast') !== null")
     view.forgive("status of 4")
 
 
-def test_the_keyboard_goes_on_where_a_dialog_was_opened(live: Served, view: View) -> None:
+def test_the_focus_returns_to_the_opener_of_a_dialog(live: Served, view: View) -> None:
     put_queue(live, "focused")
     page = view.open("stream/%2F/focused")
     button = page.get_by_role("button", name="Delete")
@@ -123,22 +123,22 @@ def test_the_keyboard_goes_on_where_a_dialog_was_opened(live: Served, view: View
         view.until("document.activeElement.innerText === 'Delete'")
 
 
-def test_the_filter_says_what_is_shown(live: Served, view: View) -> None:
+def test_the_filter_field_matches_the_list(live: Served, view: View) -> None:
     put_queue(live, "unfiltered")
     page = view.open("streams?filter=nothing-like-it")
-    view.sees("Nothing fits.")
-    page.get_by_role("link", name="Streams", exact=True).click()
+    view.sees("No matches.")
+    page.get_by_role("link", name="Queues and topics", exact=True).click()
     page.get_by_role("link", name="unfiltered").wait_for()
     assert page.get_by_label("Filter by name").input_value() == ""
 
 
 @pytest.mark.parametrize("path", ["readers", "connections"])
-def test_a_filter_that_finds_nothing_does_not_say_that_there_is_nothing(live: Served, view: View, path: str) -> None:
+def test_an_empty_filter_result_is_not_shown_as_an_empty_broker(live: Served, view: View, path: str) -> None:
     view.open(f"{path}?filter=nothing-like-it")
-    view.sees("Nothing fits.")
+    view.sees("No matches.")
 
 
-def test_channels_and_connections_take_turns(live: Served, view: View, amqp: Any) -> None:
+def test_switching_between_channels_and_connections_works(live: Served, view: View, amqp: Any) -> None:
     page = view.open("connections")
     page.get_by_role("columnheader", name="Protocol").wait_for()
     page.get_by_role("button", name="Channels").click()
@@ -148,31 +148,31 @@ def test_channels_and_connections_take_turns(live: Served, view: View, amqp: Any
     page.get_by_text("AMQP 0-9-1").first.wait_for()
 
 
-def test_a_search_by_key_goes_on_to_the_end(live: Served, view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_by_key_continues_to_the_end(live: Served, view: View, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(browse, "browse", functools.partial(browse.browse, scan_max=5))
     live.create("far")
     for number in range(12):
         live.publish("far", {"key": "rare" if number == 11 else "usual", "value": str(number)})
     page = view.open("stream/%2F/far/messages?from=key&at=rare")
-    for reached in (10, 12):  # until then the button is that of the page before
-        page.get_by_role("button", name="Go on").click()
-        view.sees(f"up to offset {reached} of 12")
+    for reached in (10, 12):  # until then the button belongs to the previous page
+        page.get_by_role("button", name="Continue").click()
+        view.sees(f"scanned to offset {reached} of 12")
     view.until("document.querySelector('.message .offset')?.innerText === '0:11'")
     page.get_by_role("button", name="Back to the start").click()
-    view.sees("No messages here.")
+    view.sees("No messages found.")
 
 
-def test_a_double_click_moves_a_reader_once(live: Served, view: View) -> None:
+def test_a_double_click_resets_offsets_once(live: Served, view: View) -> None:
     live.create("moved")
     live.publish("moved", *({"value": str(n)} for n in range(10)))
     live.request("PUT", "/cursors/mover", json={"topic": "moved", "partitions": [{"partition": 0, "offset": 1}]})
     page = view.open("reader/cursor/mover")
     page.get_by_label("To", exact=True).select_option("shift")
-    page.get_by_label("Where", exact=True).fill("3")
+    page.get_by_label("Value", exact=True).fill("3")
     page.get_by_role("button", name="Preview").click()
-    page.get_by_role("button", name="Move it there").dblclick()
-    view.sees("Moved.")
-    page.get_by_role("button", name="Move it there").wait_for(state="detached")
+    page.get_by_role("button", name="Reset offsets").dblclick()
+    view.sees("Offsets reset.")
+    page.get_by_role("button", name="Reset offsets").wait_for(state="detached")
     (topic,) = live.get("/cursors/mover").json()["topics"]
     assert topic["partitions"][0]["offset"] == 4
 
@@ -181,18 +181,18 @@ def test_a_double_click_publishes_once(live: Served, view: View) -> None:
     put_queue(live, "once")
     page = view.open("stream/%2F/once/publish")
     held: list[Any] = []
-    page.route("**/amq.default/publish", lambda route: held.append(route))  # answered when both clicks are done
+    page.route("**/amq.default/publish", lambda route: held.append(route))  # released after both clicks
     with page.expect_request("**/amq.default/publish"):
         page.get_by_role("button", name="Publish").dblclick()
-    while not held:  # the browser says that it asks before it says that it is held
+    while not held:  # the request is reported before it is held
         view.until("document.querySelector('button[type=submit]').disabled")
     for route in held:
         route.continue_()
-    view.sees("Published, and on disk.")
+    view.sees("Published.")
     assert len(held) == 1
 
 
-def test_following_a_queue_that_is_deleted_ends_with_a_word(live: Served, view: View) -> None:
+def test_following_a_deleted_queue_ends_with_a_message(live: Served, view: View) -> None:
     put_queue(live, "short-lived")
     page = view.open("stream/%2F/short-lived/messages")
     with page.expect_response("**/short-lived/stream"):
@@ -200,34 +200,34 @@ def test_following_a_queue_that_is_deleted_ends_with_a_word(live: Served, view: 
     page.get_by_role("button", name="Stop following").wait_for()
     live.request("DELETE", "/api/queues/%2F/short-lived")
     page.get_by_role("button", name="Follow live").wait_for()
-    page.locator(".remark.bad").first.wait_for()
-    page.goto("about:blank")  # it would go on asking for what is deleted now
+    page.locator(".toast.bad").first.wait_for()
+    page.goto("about:blank")  # it would keep requesting what is deleted now
     view.forgive("status of 404")
 
 
-def test_what_is_no_json_is_neither_published_nor_said_to_be(live: Served, view: View) -> None:
+def test_malformed_json_is_not_published_or_reported_as_published(live: Served, view: View) -> None:
     put_queue(live, "not-json")
     page = view.open("stream/%2F/not-json/publish")
     page.get_by_label("Headers").fill("{")
     page.get_by_role("button", name="Publish").click()
-    view.sees("Headers is not JSON.")
-    assert page.get_by_text("Published, and on disk.").count() == 0
+    view.sees("Headers is not valid JSON.")
+    assert page.get_by_text("Published.").count() == 0
     view.open("streams")
-    page.get_by_role("button", name="New stream").click()
+    page.get_by_role("button", name="New queue or topic").click()
     page.locator("dialog").get_by_label("Name").fill("not-made")
     page.locator("dialog").get_by_label("Arguments").fill("{")
     page.get_by_role("button", name="Create").click()
-    view.sees("Arguments is not JSON.")
+    view.sees("Arguments is not valid JSON.")
     assert page.locator("dialog[open]").count() == 1 and page.get_by_text("Created.").count() == 0
 
 
-def test_tabs_that_nobody_looks_at_leave_room_for_another(live: Served, view: View) -> None:
-    """A browser has six connections for one address, and each open stream of events takes one."""
+def test_hidden_tabs_free_their_connection(live: Served, view: View) -> None:
+    """A browser has six connections per host, and each open event stream takes one."""
     for number in range(9):
         if number < 7:
             view.open("overview")
             view.sees("live")
-        else:  # opened behind the others
+        else:  # opened in the background
             view.page.add_init_script(HIDDEN)
             view.open("overview")
             view.sees("Messages per second")
@@ -251,35 +251,31 @@ def test_a_queue_whose_name_cannot_be_typed_is_deleted(live: Served, view: View)
         delete.click()
     assert deleted.value.status == 204
     view.until("location.hash === '#/streams'")
-    view.forgive("status of 404")  # the page may have asked for the queue once more while it went
+    view.forgive("status of 404")  # the page may have requested the deleted queue once more
 
 
-def test_letters_without_a_history_are_not_offered_as_a_choice(live: Served, view: View) -> None:
+def test_dead_letters_without_an_origin_cannot_be_filtered(live: Served, view: View) -> None:
     make_mortal(live, "chosen")
     post(live, "chosen", "died")
     kill_all(live, "chosen")
     post(live, "chosen.dead", "published here")
     page = view.open("dead-letter/%2F/chosen.dead")
-    rows = page.get_by_role("region", name="Deaths").locator("tbody tr")
-    choose = page.get_by_role("button", name="Only these")
+    rows = page.get_by_role("region", name="Dead letters by origin and reason").locator("tbody tr")
+    choose = page.get_by_role("button", name="Filter")
     rows.filter(has_text="rejected").filter(has=choose).wait_for()
-    assert rows.filter(has_text="no history").filter(has=choose).count() == 0, "it would choose all"
+    assert rows.filter(has_text="published here directly").filter(has=choose).count() == 0, "it would choose all"
 
 
 @pytest.mark.parametrize("name", [".", ".."])
-def test_a_name_that_browsers_take_for_a_folder_is_said_to_be_out_of_reach(
-    live: Served, view: View, amqp: Any, name: str
-) -> None:
+def test_a_name_of_dots_gets_an_explanation(live: Served, view: View, amqp: Any, name: str) -> None:
     amqp.queue_declare(name, durable=True)
     page = view.open("streams")
     page.get_by_role("link", name=name, exact=True).click()
-    view.sees("A browser cannot ask for a name of dots alone")
+    view.sees("A browser cannot address a name that is only dots")
     amqp.queue_delete(name)
 
 
-def test_messages_around_damage_are_shown_and_the_damage_in_its_place(
-    live: Served, view: View, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_is_shown_in_place_among_the_messages(live: Served, view: View, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(8):
         live.publish("rotten", {"value": f"value {number}"})
     rot(live, monkeypatch, "rotten", range(3, 5))
@@ -292,17 +288,17 @@ def test_messages_around_damage_are_shown_and_the_damage_in_its_place(
         ]
         text = page.locator(".message.gap").inner_text()
         assert "Offsets 3 to 4 cannot be read. a file is damaged at byte 1,234: a test." in text
-        assert "It goes on at offset 5." in text
+        assert "Reading continues at offset 5." in text
     assert page.locator(".banner.bad").count() == 0
 
 
-def test_standbys_are_on_the_overview_as_they_stand(live: Served, view: View, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_overview_shows_standbys(live: Served, view: View, monkeypatch: pytest.MonkeyPatch) -> None:
     live.publish("anything", {"value": "so that there is something to see"})
     numbers = {"seconds_behind": 0.42, "copied_bytes": 1 << 20, "copy_bytes": 4 << 20}
     second, third = {"name": "second", "state": "in step"}, {"name": "third", "state": "copying"}
     monkeypatch.setattr(Standbys, "describe", lambda _: {"standbys": [second | numbers, third | numbers]})
     page = view.open("overview")
     shown = page.locator("dt", has_text="Standbys").locator("xpath=following-sibling::dd[1]")
-    assert shown.inner_text().splitlines() == ["second in step, 0.4 s behind", "third copying, 1 MB of 4 MB"]
+    assert shown.inner_text().splitlines() == ["second in sync, 0.4 s behind", "third copying, 1 MB of 4 MB"]
     monkeypatch.undo()
     page.locator("dt", has_text="Standbys").wait_for(state="detached")

@@ -1,4 +1,4 @@
-"""The dashboard's users: made, changed and removed in a real Chromium, and the login that the browser asks for."""
+"""The dashboard's user pages, and the browser's login, in Chromium."""
 
 from pathlib import Path
 from typing import Any
@@ -20,34 +20,34 @@ def user(live: Served, name: str) -> Any:
     return live.get(f"/api/users/{name}").json()
 
 
-def test_a_user_is_made_given_rights_and_removed(live: Served, view: View) -> None:
+def test_a_user_is_created_given_permissions_and_deleted(live: Served, view: View) -> None:
     page = view.open("users")
-    view.sees("There is only guest")
+    view.sees("guest is the only user")
     page.get_by_role("button", name="New user").click()
     dialog = page.locator("dialog")
     dialog.get_by_label("Name").fill("bill")
     dialog.get_by_label("Password").fill(PASSWORD)
     dialog.get_by_label("management").check()
-    page.get_by_role("button", name="Make it").click()
-    view.sees("Made.")
+    page.get_by_role("button", name="Create").click()
+    view.sees("Created.")
     assert live.get("/api/whoami", auth=("bill", PASSWORD)).json()["tags"] == ["management"]
     assert live.get("/api/permissions/%2F/bill").json()["read"] == ".*"
-    view.sees("whoever is on this machine is guest")
+    view.sees("guest still has its default password")
 
     page.get_by_role("link", name="bill").click()
     page.get_by_role("button", name="Change tags").click()
     dialog.get_by_label("management").uncheck()
     dialog.get_by_label("policymaker").check()
-    page.get_by_role("button", name="Change them").click()
+    dialog.get_by_role("button", name="Change tags").click()
     view.sees("Changed.")
     assert user(live, "bill")["tags"] == ["policymaker"]
     page.get_by_role("button", name="Change password").click()
     dialog.get_by_label("New password").fill("another")
-    page.get_by_role("button", name="Change it").click()
+    dialog.get_by_role("button", name="Change password").click()
     view.until("!document.querySelector('dialog')")
     assert live.get("/api/whoami", auth=("bill", "another")).json()["tags"] == ["policymaker"], "the tags stay"
 
-    page.locator("section", has_text="Permissions").get_by_role("button", name="Change", exact=True).click()
+    page.locator("section", has_text="Permissions").get_by_role("button", name="Edit", exact=True).click()
     dialog.get_by_label("Write").fill("(oops")
     page.get_by_role("button", name="Set", exact=True).click()
     view.sees("(oops")
@@ -62,11 +62,11 @@ def test_a_user_is_made_given_rights_and_removed(live: Served, view: View) -> No
     assert live.get("/api/users/bill/topic-permissions").json()[0]["write"] == "^eu"
     page.get_by_role("button", name="Clear").last.click()
     dialog.get_by_role("button", name="Clear").click()
-    view.until("document.querySelector('main').innerText.includes('every routing key')")
+    view.until("document.querySelector('main').innerText.includes('all routing keys are allowed')")
     assert live.get("/api/users/bill/topic-permissions").json() == []
     page.get_by_role("button", name="Clear").click()
     dialog.get_by_role("button", name="Clear").click()
-    view.until("document.querySelector('main').innerText.includes('may enter no virtual host')")
+    view.until("document.querySelector('main').innerText.includes('cannot access any virtual host')")
     assert live.get("/api/users/bill/permissions").json() == []
 
     page.get_by_role("button", name="Delete").click()
@@ -76,12 +76,12 @@ def test_a_user_is_made_given_rights_and_removed(live: Served, view: View) -> No
     confirm.click()
     view.until("document.querySelector('main h1').innerText === 'Users'")
     assert "bill" not in {one["name"] for one in live.get("/api/users").json()}
-    # A refused pattern, and a page that may have asked once more while the user went: the browser remarks on both.
+    # The browser reports the refused pattern, and the 404 if the page requested the deleted user once more.
     view.forgive("status of 400", "status of 404")
 
 
 @pytest.mark.parametrize("width", [1280, 390], ids=["desk", "phone"])
-def test_users_fit_the_window_in_the_dark_and_are_reached_by_keys(live: Served, view: View, width: int) -> None:
+def test_users_page_works_in_dark_mode_and_by_keyboard(live: Served, view: View, width: int) -> None:
     live.call(live.broker.users.put_user("a-user-with-a-name-that-is-rather-long-for-a-phone", tags=["monitoring"]))
     page = view.page
     page.set_viewport_size({"width": width, "height": 800})
@@ -121,7 +121,7 @@ def test_a_hostile_name_of_a_user_stays_text(live: Served, view: View) -> None:
 
 
 def refuse_logins(view: View) -> list[str]:
-    """Stands in for whoever closes the browser's own login window; the addresses it was opened for."""
+    """Cancels the browser's login dialog; returns the paths it was opened for."""
     asked: list[str] = []
     session = view.page.context.new_cdp_session(view.page)
 
@@ -139,7 +139,7 @@ def refuse_logins(view: View) -> list[str]:
     return asked
 
 
-def test_the_browser_asks_for_a_login_and_shows_who_is_in(browser: Any, tmp_path: Path) -> None:
+def test_the_browser_asks_for_a_login_and_shows_the_user(browser: Any, tmp_path: Path) -> None:
     live = Served(tmp_path / "data")
     users = live.broker.users
     live.call(users.put_user("root", password=PASSWORD, tags=["administrator"]))
@@ -164,7 +164,7 @@ def test_the_browser_asks_for_a_login_and_shows_who_is_in(browser: Any, tmp_path
 
         untagged = logged_in("plain")
         untagged.open()
-        untagged.sees("This dashboard is not for you.")
+        untagged.sees("You may not use the dashboard.")
         untagged.page.context.close()
 
         for name, has_users in (("root", True), ("looker", False)):

@@ -24,7 +24,7 @@ class Served(Live):
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One broker for a file: each test uses names of its own."""
+    """One broker per module; each test uses its own names."""
     server = Served(tmp_path_factory.mktemp("data"), amqp=Address("localhost", 0), kafka=Address("localhost", 0))
     yield server
     server.stop()

@@ -1,4 +1,4 @@
-"""Definitions that make no sense: refused as a whole, and nothing of them is in the way of the next start."""
+"""Invalid definitions are refused as a whole and do not prevent the next start."""
 
 import json
 from pathlib import Path
@@ -29,16 +29,14 @@ BAD: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "item"), BAD, ids=lambda part: json.dumps(part))
-def test_definitions_that_make_no_sense_are_refused_before_anything_is_done(
-    live: Served, kind: str, item: dict[str, Any]
-) -> None:
+def test_invalid_definitions_are_refused_before_any_change(live: Served, kind: str, item: dict[str, Any]) -> None:
     document = {"queues": [{"name": "before"}], kind: [item], "vhosts": [{"name": "made"}]}
     answer = live.request("POST", "/api/definitions", json=document)
     assert answer.status_code == 400, answer.text
     assert live.get("/api/queues/%2F/before").status_code == live.get("/api/vhosts/made").status_code == 404
 
 
-def test_an_import_into_one_vhost_makes_nothing_elsewhere(live: Served) -> None:
+def test_an_import_into_one_vhost_changes_no_other(live: Served) -> None:
     assert live.request("PUT", "/api/vhosts/one").status_code == 201
     document = {
         "vhosts": [{"name": "two"}],
@@ -51,7 +49,7 @@ def test_an_import_into_one_vhost_makes_nothing_elsewhere(live: Served) -> None:
     assert live.get("/api/vhosts/two").status_code == live.get("/topics/elsewhere").status_code == 404
 
 
-def test_a_broker_starts_again_whatever_somebody_tried_to_import(tmp_path: Path) -> None:
+def test_a_broker_restarts_after_any_attempted_import(tmp_path: Path) -> None:
     first = Served(tmp_path)
     for kind, item in BAD:
         first.request("POST", "/api/definitions", json={kind: [item]})

@@ -1,4 +1,4 @@
-"""Dead letters: looked at, planned, replayed to where they died, stopped, killed and resumed."""
+"""Dead letters: browsing, dry runs, and replays that are stopped, killed and resumed."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ OFFICE = "/api/headrace/dead-letters/%2F"
 
 
 def make_mortal(live: Any, name: str) -> None:
-    """A queue whose rejected messages go to NAME.dead."""
+    """A queue with NAME.dead as its dead-letter queue."""
     put_queue(live, f"{name}.dead")
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{name}.dead"}
     put_queue(live, name, **arguments)
@@ -51,7 +51,7 @@ def ended(live: Any, begun: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("time", ["yesterday", [1], {"at": 1}, 1.5, None])
-def test_a_death_that_a_client_made_up_is_shown_and_replayed(live: Served, time: Any) -> None:
+def test_a_death_header_forged_by_a_client_is_shown_and_replayed(live: Served, time: Any) -> None:
     make_mortal(live, "made-up")
     death = {"queue": "made-up", "reason": "rejected", "count": "many", "time": time, "routing-keys": "k"}
     post(live, "made-up.dead", "x", headers={"x-death": [death]})
@@ -62,7 +62,7 @@ def test_a_death_that_a_client_made_up_is_shown_and_replayed(live: Served, time:
     assert [found["payload"] for found in take(live, "made-up")] == ["x"]
 
 
-def test_the_office_says_what_died_of_what_and_where(live: Served) -> None:
+def test_dead_letters_are_summarized_by_origin_and_reason(live: Served) -> None:
     make_mortal(live, "told")
     for number in range(3):
         post(live, "told", f"order {number}")
@@ -77,8 +77,8 @@ def test_the_office_says_what_died_of_what_and_where(live: Served) -> None:
     assert depth(live, "told.dead") == 3, "looking changes nothing"
 
 
-def test_a_dead_letter_behind_large_ones_is_found(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One look goes through some megabytes, and the next one goes on there."""
+def test_a_dead_letter_after_large_ones_is_found(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request scans some megabytes, and the next continues there."""
     monkeypatch.setattr(browse, "SCAN_BYTES_MAX", 1000)
     make_mortal(live, "bulky")
     for value in ("x" * 3000, "y" * 3000, "the one", "z" * 3000):
@@ -90,7 +90,7 @@ def test_a_dead_letter_behind_large_ones_is_found(live: Served, monkeypatch: pyt
     assert replay(live, "bulky.dead")["matched"] == 4
 
 
-def test_a_replay_is_a_dry_run_unless_told_otherwise(live: Served) -> None:
+def test_a_replay_is_a_dry_run_by_default(live: Served) -> None:
     make_mortal(live, "dry")
     post(live, "dry", "a")
     kill_all(live, "dry")
@@ -98,9 +98,7 @@ def test_a_replay_is_a_dry_run_unless_told_otherwise(live: Served) -> None:
     assert (depth(live, "dry"), depth(live, "dry.dead")) == (0, 1)
 
 
-def test_damage_is_named_and_those_before_and_behind_it_are_shown_and_go_back(
-    live: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dead_letters_around_damage_are_shown_and_replayed(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     make_mortal(live, "rotting")
     for number in range(6):
         post(live, "rotting", str(number))
@@ -119,7 +117,7 @@ def test_damage_is_named_and_those_before_and_behind_it_are_shown_and_go_back(
     assert depth(live, "rotting.dead") == 2
 
 
-def test_messages_go_back_to_where_they_died_in_order_and_once(live: Served) -> None:
+def test_a_replay_returns_messages_in_order_and_once(live: Served) -> None:
     make_mortal(live, "back")
     for number in range(20):
         post(live, "back", f"{number}", headers={"kept": True})
@@ -133,7 +131,7 @@ def test_messages_go_back_to_where_they_died_in_order_and_once(live: Served) -> 
     assert headers["kept"] is True and headers["x-replays"] == 1 and headers["x-death"][0]["count"] == 1
 
 
-def test_count_filter_and_target_choose(live: Served) -> None:
+def test_a_replay_can_be_limited_filtered_and_redirected(live: Served) -> None:
     make_mortal(live, "some")
     put_queue(live, "elsewhere")
     for number in range(10):
@@ -148,7 +146,7 @@ def test_count_filter_and_target_choose(live: Served) -> None:
     assert replay(live, "some.dead", origin="some")["matched"] == 8
 
 
-def test_letters_whose_origin_is_gone_stay(live: Served) -> None:
+def test_dead_letters_of_deleted_queues_stay(live: Served) -> None:
     make_mortal(live, "gone")
     post(live, "gone", "x")
     kill_all(live, "gone")
@@ -158,7 +156,7 @@ def test_letters_whose_origin_is_gone_stay(live: Served) -> None:
     assert (done["moved"], done["skipped"], depth(live, "gone.dead")) == (0, 1, 1)
 
 
-def test_what_dies_again_is_not_replayed_in_circles(live: Served) -> None:
+def test_messages_that_die_again_are_not_replayed_again(live: Served) -> None:
     make_mortal(live, "circle")
     post(live, "circle", "x")
     kill_all(live, "circle")
@@ -179,9 +177,7 @@ def test_a_slow_replay_can_be_stopped(live: Served) -> None:
     assert depth(live, "slow") + depth(live, "slow.dead") == 50
 
 
-def test_a_replay_counts_what_is_on_the_disk_and_not_what_is_on_its_way(
-    live: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replay_counts_only_durable_messages(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     make_mortal(live, "held")
     for number in range(3):
         post(live, "held", str(number))
@@ -199,7 +195,9 @@ def test_a_replay_counts_what_is_on_the_disk_and_not_what_is_on_its_way(
         return commit(*arguments)
 
     monkeypatch.setattr(DeadLetterBrowser, "_move_some", move_and_hold)
-    monkeypatch.setattr(Committer, "plan", lambda *_: None)  # every round by the worker, which can be held
+    monkeypatch.setattr(
+        Committer, "plan", lambda *_: None
+    )  # all rounds go through the worker thread, which the test can block
     monkeypatch.setattr(Committer, "commit", commit_later)
     try:
         begun = replay(live, "held.dead", dry_run=False)
@@ -213,7 +211,7 @@ def test_a_replay_counts_what_is_on_the_disk_and_not_what_is_on_its_way(
     assert (done["moved"], depth(live, "held"), depth(live, "held.dead")) == (3, 3, 0)
 
 
-def test_nonsense_is_refused(live: Served) -> None:
+def test_malformed_requests_are_refused(live: Served) -> None:
     make_mortal(live, "nonsense")
     for wish in ({"count": 0}, {"rate": -1}, {"to": 5}, {"contains": 1}, {"dry_run": "maybe"}):
         assert live.request("POST", f"{OFFICE}/nonsense.dead/replay", json=wish).status_code == 400
@@ -223,7 +221,7 @@ def test_nonsense_is_refused(live: Served) -> None:
 
 
 class Remote:
-    """A broker in a process of its own, which can be killed."""
+    """A broker in its own process, which can be killed."""
 
     def __init__(self, folder: Path) -> None:
         self.process = Process(folder)
@@ -240,7 +238,7 @@ class Remote:
         return self.process.stop(number)
 
 
-def test_a_replay_killed_on_its_way_goes_on_and_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def test_a_replay_interrupted_by_a_kill_continues_without_loss_or_duplicates(tmp_path: Path) -> None:
     count = int(os.environ.get("HEADRACE_REPLAY_MESSAGES", "3000"))
     folder = tmp_path / "data"
     first = Remote(folder)

@@ -1,4 +1,4 @@
-"""Definitions from a RabbitMQ that runs here into ours, and from ours into another: nothing is lost on the way."""
+"""Definitions survive the way from a real RabbitMQ to Headrace and back."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Clien
 
 
 def declare(client: httpx.Client) -> None:
-    """Users, rights, policies, exchanges, queues and bindings of a small company."""
+    """Users, permissions, policies, exchanges, queues and bindings of a small company."""
 
     def put(path: str, body: dict[str, Any], method: str = "PUT") -> None:
         answer = client.request(method, path, json=body)
@@ -69,7 +69,7 @@ def forget(client: httpx.Client) -> None:
 
 
 def told(document: dict[str, Any]) -> dict[str, list[Any]]:
-    """What both ends must agree on: everything of the vhost, and the users, in some order of their own."""
+    """What both sides must agree on: contents of the vhost and users, in any order."""
     found: dict[str, list[Any]] = {}
     for kind in ("permissions", "topic_permissions", "parameters", "policies", "queues", "exchanges", "bindings"):
         found[kind] = [one for one in document[kind] if one["vhost"] == "team"]
@@ -87,12 +87,12 @@ def log_in(port: int, password: str) -> None:
 
 
 def told_at_the_limits(port: int) -> list[str]:
-    """Which are 1 connection and the 2 queues that there are."""
+    """Checks limits of 1 connection and 2 queues."""
     credentials = pika.PlainCredentials("bill", PASSWORD)
     team = {"virtual_host": "team", "credentials": credentials}
 
     def enter() -> pika.BlockingConnection | None:
-        """RabbitMQ takes its moment to forget who has left."""
+        """RabbitMQ needs a moment to notice closed connections."""
         with contextlib.suppress(pika.exceptions.ProbableAccessDeniedError):
             return patient_connection(port, **team)
         return None
@@ -106,7 +106,7 @@ def told_at_the_limits(port: int) -> list[str]:
     return [str(outside.value), str(inside.value)]
 
 
-def test_definitions_travel_from_rabbitmq_to_ours_and_back(peer: tuple[httpx.Client, int], live: Served) -> None:
+def test_definitions_can_be_exchanged_with_rabbitmq(peer: tuple[httpx.Client, int], live: Served) -> None:
     theirs, their_port = peer
     declare(theirs)
     exported = theirs.get("/api/definitions").json()

@@ -1,4 +1,4 @@
-"""Following what comes to a queue or topic: what was left out is counted, and an end is said."""
+"""Following a queue or topic: skipped messages are counted, and the end is reported."""
 
 from typing import Any
 
@@ -11,8 +11,10 @@ STREAMS = "/api/headrace/streams/%2F"
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_following_ends_with_the_queue(live: Served, durable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(browse, "HEARTBEAT_S", 0.1)  # when a queue in memory is missed at the latest
+def test_following_ends_when_the_queue_is_deleted(live: Served, durable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        browse, "HEARTBEAT_S", 0.1
+    )  # the latest time at which the deletion of an in-memory queue is noticed
     queue = "/api/queues/%2F/ending"
     live.request("PUT", queue, json={"durable": durable})
     with live.events(f"{STREAMS}/ending/stream") as events:
@@ -24,7 +26,7 @@ def test_following_ends_with_the_queue(live: Served, durable: bool, monkeypatch:
     live.request("DELETE", queue)
 
 
-def test_following_goes_on_to_partitions_that_are_added(live: Served) -> None:
+def test_following_includes_added_partitions(live: Served) -> None:
     live.create("growing")
     with live.events(f"{STREAMS}/growing/stream") as events:
         assert live.request("PATCH", "/topics/growing", json={"partitions": 3}).status_code == 200
@@ -36,7 +38,7 @@ def test_following_goes_on_to_partitions_that_are_added(live: Served) -> None:
     assert sorted((one["partition"], one["value"]["text"]) for one in seen) == [(0, "to 0"), (2, "to 2")]
 
 
-def test_of_large_messages_that_come_together_none_is_left_out_unsaid(live: Served) -> None:
+def test_large_messages_that_arrive_together_are_sent_or_counted_as_skipped(live: Served) -> None:
     live.create("heavy")
     with live.events(f"{STREAMS}/heavy/stream") as events:
         live.publish("heavy", *({"value": f"{n:02d}" + "x" * 100_000} for n in range(90)))
@@ -49,8 +51,8 @@ def test_of_large_messages_that_come_together_none_is_left_out_unsaid(live: Serv
     assert numbers == sorted(set(numbers)) and numbers[-1] == 89
 
 
-def test_whoever_comes_back_goes_on_where_they_were(live: Served) -> None:
-    """A browser connects again by itself, and says what it had: after a restart of the broker, or of a proxy."""
+def test_a_reconnecting_follower_resumes(live: Served) -> None:
+    """A browser reconnects with the last event id, after a restart of the broker or a proxy."""
     live.create("resumed", 2)
     with live.events(f"{STREAMS}/resumed/stream") as events:
         live.publish("resumed", {"value": "first", "partition": 1})
@@ -64,7 +66,7 @@ def test_whoever_comes_back_goes_on_where_they_were(live: Served) -> None:
 
 
 @pytest.mark.parametrize("last", ["", "x", "1,2,3,4", "-1,-1", "99999999999999999999,1", "٣,٤", "5"])
-def test_what_was_never_said_begins_with_what_comes(live: Served, last: str) -> None:
+def test_an_unknown_event_id_starts_at_the_end(live: Served, last: str) -> None:
     live.request("POST", "/topics", json={"name": "unsaid", "partitions": 2})
     live.publish("unsaid", {"value": "old", "partition": 0})
     headers = {"last-event-id": last.encode()}

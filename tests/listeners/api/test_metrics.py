@@ -1,4 +1,4 @@
-"""Numbers under the names that other people's dashboards ask for."""
+"""Metrics under the names of RabbitMQ and the Kafka exporter."""
 
 import functools
 import json
@@ -35,7 +35,7 @@ def test_queues_and_topics_have_the_names_of_rabbitmq_and_the_kafka_exporter(liv
     assert broad['rabbitmq_global_messages_received_total{protocol="http"}'] >= 3
 
 
-def test_no_series_is_there_twice_whatever_queues_are_called(live: Served) -> None:
+def test_series_are_unique_for_any_queue_names(live: Served) -> None:
     live.request("PUT", "/api/vhosts/twin")
     for name in ("twin", "a%22b%5Cc%0Ad%7Be%7D"):
         for vhost in ("%2F", "twin"):
@@ -52,7 +52,7 @@ def test_no_series_is_there_twice_whatever_queues_are_called(live: Served) -> No
 
 
 def counters(live: Served) -> dict[str, float]:
-    """Taken from counts of this moment: those of a sample are up to a second old."""
+    """Compares current counters: those of a history sample are up to a second old."""
 
     async def sample() -> None:
         await live.broker.history._sum_queues()
@@ -62,7 +62,7 @@ def counters(live: Served) -> dict[str, float]:
     return {name: value for name, value in values(live.get("/metrics").text).items() if "_total" in name}
 
 
-def test_no_counter_falls_when_a_queue_goes_or_a_virtual_host(live: Served) -> None:
+def test_counters_do_not_fall_when_a_queue_or_vhost_is_deleted(live: Served) -> None:
     live.request("PUT", "/api/vhosts/passing")
     for vhost in ("%2F", "passing"):
         live.request("PUT", f"/api/queues/{vhost}/passing.dead", json={})
@@ -86,7 +86,7 @@ def test_no_counter_falls_when_a_queue_goes_or_a_virtual_host(live: Served) -> N
     assert {name: (value, after[name]) for name, value in before.items() if after[name] < value} == {}
 
 
-def test_every_name_the_grafana_dashboard_asks_for_exists(live: Served) -> None:
+def test_every_metric_in_the_grafana_dashboard_exists(live: Served) -> None:
     put_queue(live, "grafana")
     post(live, "grafana", "x")
     body = {"topic": "grafana", "partitions": [{"partition": 0, "offset": 0}]}
@@ -98,8 +98,8 @@ def test_every_name_the_grafana_dashboard_asks_for_exists(live: Served) -> None:
                 assert re.search(rf"^(?:# TYPE )?{re.escape(name)}\b", text, re.M), name
 
 
-def test_the_oldest_message_of_a_queue_is_as_old_as_the_broker_says_where_its_time_counts(live: Served) -> None:
-    """The header still has the client's: the message was fifty years old when it came."""
+def test_the_age_of_the_oldest_message_uses_append_time_where_configured(live: Served) -> None:
+    """The batch header still has the client's time, fifty years in the past."""
     live.create("stamped", timestamp_type="append")
     declared = live.request("PUT", "/api/queues/%2F/stamped", json={"durable": True})
     assert declared.status_code in (201, 204), declared.text

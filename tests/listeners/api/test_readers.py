@@ -1,4 +1,4 @@
-"""Groups and cursors, streams and their messages, as the dashboard and the command line ask for them."""
+"""Consumer groups, cursors, streams and messages, as the dashboard and the command line request them."""
 
 import asyncio
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ READERS = "/api/headrace/readers"
 
 
 def commit(live: Served, group: str, topic: str, offset: int) -> None:
-    """As a Kafka client that is no member of the group does it."""
+    """Commits like a Kafka client that is not a member of the group."""
 
     async def work() -> None:
         host, _, port = live.kafka.rpartition(":")
@@ -35,7 +35,7 @@ def member(live: Served) -> Iterator[Any]:
     consumer.close()
 
 
-def test_a_kafka_group_is_listed_with_its_lag_and_reset_after_a_look(live: Served) -> None:
+def test_a_kafka_group_is_listed_with_its_lag_and_reset_after_a_dry_run(live: Served) -> None:
     live.publish("lagging", *({"value": str(n)} for n in range(10)))
     commit(live, "billing", "lagging", 4)
     (listed,) = live.get(f"{READERS}?name=billing").json()
@@ -52,7 +52,7 @@ def test_a_kafka_group_is_listed_with_its_lag_and_reset_after_a_look(live: Serve
     assert live.get(f"{READERS}/group/billing").status_code == 404
 
 
-def test_a_group_with_members_is_not_reset_under_their_hands(live: Served, member: Any) -> None:
+def test_a_group_with_members_cannot_be_reset(live: Served, member: Any) -> None:
     live.publish("busy", {"value": "x"})
     member.subscribe(["busy"])
     message = None
@@ -66,7 +66,7 @@ def test_a_group_with_members_is_not_reset_under_their_hands(live: Served, membe
     assert refused.status_code == 400 and "has 1 members" in refused.json()["reason"]
 
 
-def test_a_reset_that_makes_no_sense_is_refused(live: Served) -> None:
+def test_an_invalid_reset_is_refused(live: Served) -> None:
     live.publish("sense", {"value": "x"})
     commit(live, "sensible", "sense", 0)
     for wish in (
@@ -80,7 +80,7 @@ def test_a_reset_that_makes_no_sense_is_refused(live: Served) -> None:
     assert live.request("POST", f"{READERS}/group/sensible/reset", json={"topic": "none"}).status_code == 404
 
 
-def test_browsing_shows_where_each_message_of_a_queue_is(live: Served) -> None:
+def test_browsing_shows_the_state_of_each_message_of_a_queue(live: Served) -> None:
     put_queue(live, "states")
     for number in range(4):
         post(live, "states", str(number), headers={"n": number})
@@ -116,7 +116,7 @@ def test_new_messages_are_followed_as_events(live: Served) -> None:
         assert seen == ["news"]
 
 
-def test_what_a_transaction_took_back_is_not_shown(live: Served) -> None:
+def test_aborted_messages_are_not_shown(live: Served) -> None:
     live.create("undone")
     producer = Producer({"bootstrap.servers": live.kafka, "transactional.id": "undone", "linger.ms": 0})
     producer.init_transactions(60)
@@ -138,7 +138,7 @@ def test_what_a_transaction_took_back_is_not_shown(live: Served) -> None:
     assert [message["payload"] for message in got] == ["stays"]
 
 
-def test_live_numbers_come_as_events(live: Served) -> None:
+def test_live_numbers_are_sent_as_events(live: Served) -> None:
     with live.events("/api/headrace/overview/stream") as events:
         _, first_id, first = next(events)
         _, second_id, _ = next(events)
@@ -149,7 +149,7 @@ def test_live_numbers_come_as_events(live: Served) -> None:
 
 
 def rot(live: Served, patch: pytest.MonkeyPatch, topic: str, *gaps: range) -> None:
-    """As if these offsets lay in damaged batches."""
+    """Makes these offsets unreadable, as in damaged batches."""
     rotten = live.broker.streams.get(topic).partitions[0].log
     read_now, search_now = Log.read_now, Log.offset_for_timestamp_now
 
@@ -175,9 +175,7 @@ def rot(live: Served, patch: pytest.MonkeyPatch, topic: str, *gaps: range) -> No
     patch.setattr(Log, "behind_now", lambda _, offset: next(gap.stop for gap in gaps if offset in gap))
 
 
-def test_a_look_at_messages_goes_around_damage_and_says_where_it_is(
-    live: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_browsing_skips_damage_and_reports_it(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(10):
         live.publish("rotten", {"value": str(number), "timestamp": 1000 + number})
     rot(live, monkeypatch, "rotten", range(3, 5), range(9, 10))
@@ -199,7 +197,7 @@ def test_a_look_at_messages_goes_around_damage_and_says_where_it_is(
     assert [gap["start"] for gap in holes["gaps"]] == [1, 3, 5, 7] and holes["next"] == 8, "then comes the next page"
 
 
-def test_whoever_follows_is_told_of_damage_and_goes_on_behind_it(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_reports_damage_and_continues_after_it(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     live.publish("followed-rot", {"value": "0"})
     path = "/api/headrace/streams/%2F/followed-rot/stream"
     for number in range(1, 6):
@@ -213,7 +211,7 @@ def test_whoever_follows_is_told_of_damage_and_goes_on_behind_it(live: Served, m
         assert [one["offset"] for one in next(events)[2]["messages"]] == [6]
 
 
-def test_a_look_at_messages_says_where_a_log_ends_that_a_start_found_damaged(live: Served) -> None:
+def test_browsing_reports_where_a_damaged_log_ends(live: Served) -> None:
     for number in range(3):
         live.publish("cut", {"value": str(number)})
 

@@ -68,7 +68,7 @@ def test_the_old_rabbitmqadmin_works_unchanged(live: Served, tmp_path: Path) -> 
 
 @pytest.mark.peer
 @pytest.mark.skipif(OLD is None, reason="rabbitmqadmin (Debian: rabbitmq-server) is not installed")
-def test_the_old_rabbitmqadmin_makes_and_removes_users(live: Served) -> None:
+def test_the_old_rabbitmqadmin_creates_and_deletes_users(live: Served) -> None:
     old(live, "declare", "user", "name=old-user", "password=secret", "tags=administrator,monitoring")
     old(live, "declare", "permission", "vhost=/", "user=old-user", "configure=.*", "write=^a", "read=")
     assert old(live, "-f", "tsv", "list", "users", "name", "tags").count("old-user\tadministrator monitoring") == 1
@@ -81,7 +81,7 @@ def test_the_old_rabbitmqadmin_makes_and_removes_users(live: Served) -> None:
 
 @pytest.mark.peer
 @pytest.mark.skipif(NEW is None, reason="rabbitmqadmin v2 is not installed; RABBITMQADMIN_NG names its path")
-def test_the_new_rabbitmqadmin_makes_and_removes_users(live: Served) -> None:
+def test_the_new_rabbitmqadmin_creates_and_deletes_users(live: Served) -> None:
     new(live, "declare", "user", "--name", "new-user", "--password", "secret", "--tags", "administrator")
     hashed = live.get("/api/auth/hash_password/another").json()["ok"]
     new(live, "declare", "user", "--name", "new-hashed", "--password-hash", hashed, "--tags", "management")
@@ -135,7 +135,7 @@ def test_the_new_rabbitmqadmin_works_unchanged(live: Served, tmp_path: Path) -> 
     new(live, "health_check", "local_alarms")
 
 
-def test_flower_finds_the_queues_it_asks_for(live: Served) -> None:
+def test_flower_finds_its_queues(live: Served) -> None:
     from flower.utils.broker import Broker
 
     live.request("PUT", "/api/queues/%2F/celery", json={"durable": True})
@@ -144,13 +144,13 @@ def test_flower_finds_the_queues_it_asks_for(live: Served) -> None:
     async def ask() -> list[dict[str, object]]:
         return await Broker(live.amqp_url.replace("%2F", "/"), http_api=api).queues(["celery"])
 
-    # It waits a second for the connection and two for the answer, and says that there are none otherwise.
+    # Flower waits a second for the connection and two for the response, and otherwise reports no queues.
     (found,) = eventually(lambda: asyncio.run(ask()))
     assert found["name"] == "celery" and found["messages"] == 0 and "consumers" in found
 
 
-def test_definitions_that_a_rabbitmq_exported_are_taken(live: Served) -> None:
-    """The file is what RabbitMQ 3.10.8 (Debian 12) answered to GET /api/definitions; passwords are the names."""
+def test_definitions_exported_by_rabbitmq_are_imported(live: Served) -> None:
+    """The file is the response of RabbitMQ 3.10.8 (Debian 12) to GET /api/definitions; passwords are the user names."""
     document = json.loads((Path(__file__).parent / "rabbitmq-3.10.8-definitions.json").read_text())
     for name in document["queues"]:
         live.request("DELETE", f"/api/queues/%2F/{name['name']}")

@@ -1,4 +1,4 @@
-"""Looking at thousands of things leaves the loop to others in between: every list is made in short turns."""
+"""Requests over thousands of objects yield to the event loop."""
 
 import asyncio
 
@@ -61,19 +61,17 @@ def counted_rests(monkeypatch: pytest.MonkeyPatch) -> list[YieldEvery]:
         "/metrics/detailed",
     ],
 )
-def test_others_get_the_loop_while_a_long_list_is_made(
-    crowded: Served, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_list_does_not_block_the_event_loop(crowded: Served, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rests = counted_rests(monkeypatch)
     assert crowded.get(path).status_code == 200
     assert len(rests) >= QUEUES / 2 / STEP, "half of the queues are durable, and so topics"
 
 
 @pytest.mark.parametrize("kind", ["policies", "operator-policies"])
-def test_others_get_the_loop_while_a_policy_is_applied_to_many_queues(
+def test_applying_a_policy_to_many_queues_does_not_block_the_event_loop(
     crowded: Served, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nobody is told that it holds before it does for all of them."""
+    """The response is sent only after the policy applies to all queues."""
     rests = counted_rests(monkeypatch)
     path, body = f"/api/{kind}/%2F/crowd", {"pattern": "^crowd-", "definition": {"max-length": 7}}
     name = "policy" if kind == "policies" else "operator_policy"
@@ -86,7 +84,7 @@ def test_others_get_the_loop_while_a_policy_is_applied_to_many_queues(
 
 
 @pytest.mark.parametrize("asked", ["", "/messages?contains=nothing", "/replay"])
-def test_others_get_the_loop_while_many_dead_letters_are_looked_at(
+def test_scanning_many_dead_letters_does_not_block_the_event_loop(
     live: Served, asked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not asked:
@@ -100,7 +98,7 @@ def test_others_get_the_loop_while_many_dead_letters_are_looked_at(
     assert len(rests) >= 3
 
 
-async def test_a_turn_that_was_long_enough_lets_others_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_yielding_lets_other_tasks_run_first(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(yielding, "_now", lambda: now)
     seen: list[object] = []

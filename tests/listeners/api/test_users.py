@@ -1,4 +1,4 @@
-"""Users and permissions over the management API, and what each tag and permission is good for there."""
+"""Users and permissions over the management API, and the effect of each tag and permission."""
 
 import base64
 import hashlib
@@ -23,7 +23,7 @@ NONE = {"configure": "", "write": "", "read": ""}
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One user for each tag, at home in the vhost `/`; another vhost that none of them has permissions in."""
+    """One user per tag with permissions in the vhost `/`, and another vhost without permissions."""
     server = Served(tmp_path_factory.mktemp("data"), amqp=Address("localhost", 0))
     for tag in ("management", "monitoring", "policymaker", "administrator", "other"):
         assert put(server, f"users/{tag}", {"password": PASSWORD, "tags": tag}).status_code == 201
@@ -40,7 +40,7 @@ def put(live: Served, path: str, body: dict[str, Any], user: str | None = None) 
 
 
 def ask(live: Served, user: str | None, method: str, path: str, **options: Any) -> httpx.Response:
-    """As that user, or as guest."""
+    """Requests as that user, or as guest."""
     return live.request(method, f"/api/{path}", auth=(user, PASSWORD) if user else ("guest", "guest"), **options)
 
 
@@ -49,10 +49,10 @@ def names(answer: httpx.Response) -> set[str]:
     return {one["name"] for one in answer.json()}
 
 
-# Shapes and status codes.
+# Representations and status codes
 
 
-def test_a_user_is_made_changed_looked_at_and_removed(live: Served) -> None:
+def test_a_user_is_created_changed_described_and_deleted(live: Served) -> None:
     assert put(live, "users/bill", {"password": "first", "tags": "management, policymaker"}).status_code == 201
     shape = ask(live, None, "GET", "users/bill").json()
     assert shape.keys() == {"name", "password_hash", "hashing_algorithm", "tags", "limits"}
@@ -92,13 +92,13 @@ def test_a_user_is_made_changed_looked_at_and_removed(live: Served) -> None:
         {"password": "x", "tags": {"a": 1}},
     ],
 )
-def test_a_user_that_makes_no_sense_is_refused(live: Served, body: dict[str, Any]) -> None:
+def test_an_invalid_user_is_refused(live: Served, body: dict[str, Any]) -> None:
     answer = put(live, "users/nonsense", body)
     assert answer.status_code == 400 and answer.json()["error"] == "bad_request", answer.text
     assert "nonsense" not in names(ask(live, None, "GET", "users"))
 
 
-def test_users_without_permissions_are_listed_and_removed_together(live: Served) -> None:
+def test_users_without_permissions_are_listed_and_deleted_in_bulk(live: Served) -> None:
     for name in ("idle-1", "idle-2"):
         put(live, f"users/{name}", {"password": "x", "tags": ""})
     assert {"idle-1", "idle-2"} <= names(ask(live, None, "GET", "users/without-permissions"))
@@ -143,7 +143,7 @@ def test_topic_permissions_are_set_changed_listed_and_cleared(live: Served) -> N
     assert put(live, where, {"write": "", "read": ""}).status_code == 400
 
 
-def test_limits_are_set_listed_and_cleared_and_hold(live: Served) -> None:
+def test_user_limits_are_set_listed_cleared_and_enforced(live: Served) -> None:
     put(live, "users/bounded", {"password": PASSWORD, "tags": ""})
     put(live, "permissions/%2F/bounded", ALL)
     assert put(live, "user-limits/bounded/max-connections", {"value": 0}).status_code == 204
@@ -161,7 +161,7 @@ def test_limits_are_set_listed_and_cleared_and_hold(live: Served) -> None:
     assert put(live, "user-limits/bounded/max-channels", {"value": "many"}).status_code == 400
 
 
-def test_limits_of_a_vhost_are_set_listed_and_cleared_and_hold(live: Served) -> None:
+def test_vhost_limits_are_set_listed_cleared_and_enforced(live: Served) -> None:
     put(live, "vhosts/bounded", {})
     assert put(live, "vhost-limits/bounded/max-connections", {"value": 0}).status_code == 204
     assert put(live, "vhost-limits/bounded/max-queues", {"value": "1"}).status_code == 204
@@ -185,7 +185,7 @@ def test_limits_of_a_vhost_are_set_listed_and_cleared_and_hold(live: Served) -> 
     assert ask(live, None, "DELETE", "vhosts/bounded").status_code == 204
 
 
-def test_a_removed_user_loses_its_connections(live: Served) -> None:
+def test_a_deleted_user_loses_its_connections(live: Served) -> None:
     put(live, "users/leaver", {"password": PASSWORD, "tags": ""})
     put(live, "permissions/%2F/leaver", ALL)
     credentials = pika.PlainCredentials("leaver", PASSWORD)
@@ -197,9 +197,9 @@ def test_a_removed_user_loses_its_connections(live: Served) -> None:
         connection.process_data_events(60)
 
 
-# Tags.
+# Tags
 
-# The least tag for an address that begins so; the first that fits counts. None: nobody is asked.
+# The lowest tag for paths with this prefix; the first match counts. None: no authentication.
 LEAST: tuple[tuple[str, str, str | None], ...] = (
     ("*", "/auth", None),
     ("*", "/users", "administrator"),
@@ -252,7 +252,7 @@ def address(path: str) -> str:
 
 
 @pytest.mark.parametrize(("method", "path"), [(method, path) for method, path, *_ in ROUTES])
-def test_every_route_is_for_users_with_its_tag_and_no_others(live: Served, method: str, path: str) -> None:
+def test_every_route_requires_its_tag(live: Served, method: str, path: str) -> None:
     least = least_tag(method, path)
     assert (least is None) == (next(r[3] for r in ROUTES if r[:2] == (method, path)) is public)
     allowed = HAVE[least] if least else {*HAVE["management"], "other"}
@@ -267,7 +267,7 @@ def test_every_route_is_for_users_with_its_tag_and_no_others(live: Served, metho
         assert stranger.headers["www-authenticate"].startswith("Basic ")
 
 
-def test_lists_show_the_virtual_hosts_a_user_is_at_home_in(live: Served) -> None:
+def test_lists_show_only_the_virtual_hosts_of_the_user(live: Served) -> None:
     for user, sees_all in (("management", False), ("policymaker", False), ("monitoring", True)):
         assert ("elsewhere" in names(ask(live, user, "GET", "vhosts"))) is sees_all
         for path in ("queues", "headrace/streams"):
@@ -287,14 +287,14 @@ def test_lists_show_the_virtual_hosts_a_user_is_at_home_in(live: Served) -> None
     assert put(live, "policies/elsewhere/q", policy, "policymaker").status_code == 403
 
 
-def test_a_virtual_host_is_its_makers(live: Served) -> None:
+def test_the_creator_of_a_virtual_host_gets_permissions(live: Served) -> None:
     assert put(live, "vhosts/new-home", {}, "administrator").status_code == 201
     assert put(live, "queues/new-home/q", {}, "administrator").status_code == 201
     assert ask(live, "administrator", "DELETE", "vhosts/new-home").status_code == 204
     assert "new-home" not in {one["vhost"] for one in ask(live, None, "GET", "permissions").json()}
 
 
-def test_connections_are_their_users_own_except_to_those_who_watch(live: Served) -> None:
+def test_users_see_their_own_connections_and_monitors_see_all(live: Served) -> None:
     connection = patient_connection(live.amqp_port, credentials=pika.PlainCredentials("other", PASSWORD))
     channel = connection.channel()
     channel.basic_consume("seen", lambda *_: None, consumer_tag="others")
@@ -319,7 +319,7 @@ def test_connections_are_their_users_own_except_to_those_who_watch(live: Served)
                 pass
 
 
-# Permissions, one at a time: what each request needs, and that it gets by with just that.
+# Permissions: each request needs exactly these.
 
 BODY = {"routing_key": "a.b", "payload": "x", "payload_encoding": "string", "properties": {}}
 BIND = "bindings/%2F/e/acting-ex/q/acting-q"
@@ -382,7 +382,7 @@ def acting(live: Served) -> Served:
     put(live, "users/actor", {"password": PASSWORD, "tags": "management"})
     put(live, "queues/%2F/acting-q", {})
     put(live, "exchanges/%2F/acting-ex", {"type": "topic"})
-    # What is deleted below: each of the tests stands by itself.
+    # Objects that tests below delete, so that tests are independent.
     put(live, "queues/%2F/acting-old", {})
     put(live, "exchanges/%2F/acting-past", {"type": "fanout"})
     ask(live, None, "POST", BIND, json={"routing_key": "b.#"})
@@ -398,33 +398,33 @@ def acting(live: Served) -> Served:
 
 
 @pytest.mark.parametrize(("method", "path", "body", "needs"), ACTS, ids=[f"{a[0]} {a[1]}" for a in ACTS])
-def test_what_is_done_in_a_virtual_host_needs_the_permission_that_amqp_asks_for(
+def test_operations_in_a_virtual_host_need_the_same_permissions_as_in_amqp(
     acting: Served, method: str, path: str, body: dict[str, Any] | None, needs: dict[str, str]
 ) -> None:
     for missing in needs:
         put(acting, "permissions/%2F/actor", {**ALL, missing: "^something-else$"})
         answer = ask(acting, "actor", method, path, json=body)
         assert answer.status_code == 403, (missing, answer.text)
-        assert f"no right to {missing}" in answer.json()["reason"]
+        assert f"no {missing} permission" in answer.json()["reason"]
     put(acting, "permissions/%2F/actor", {**NONE, **needs})
     answer = ask(acting, "actor", method, path, json=body)
     assert answer.status_code < 300, answer.text
 
 
 @pytest.mark.parametrize(("method", "address"), [("POST", "acting-g/reset"), ("DELETE", "acting-h")])
-def test_a_group_is_not_moved_by_who_may_only_read_its_topics(acting: Served, method: str, address: str) -> None:
-    """At the Kafka listener its offsets are of those who may read the group."""
+def test_resetting_a_group_needs_permission_for_its_name(acting: Served, method: str, address: str) -> None:
+    """As at the Kafka listener, the offsets of a group need read permission for the group."""
     put(acting, "permissions/%2F/actor", {**ALL, "read": "^acting-t$"})
     body = {"topic": "acting-t", "to": "latest", "dry_run": False}
     answer = ask(acting, "actor", method, f"headrace/readers/group/{address}", json=body)
-    assert answer.status_code == 403 and "no right to read 'acting-" in answer.json()["reason"]
+    assert answer.status_code == 403 and "no read permission for 'acting-" in answer.json()["reason"]
 
 
-def test_dead_letters_and_their_replays_are_their_virtual_hosts_own(acting: Served) -> None:
+def test_dead_letters_and_replays_are_visible_per_virtual_host(acting: Served) -> None:
     letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     put(acting, "queues/elsewhere/dead", {})
     put(acting, "queues/elsewhere/mortal", {"arguments": letters})
-    for number in range(30):  # one a second: enough to be seen under way
+    for number in range(30):  # one per second, so that the replay is seen running
         body = {**BODY, "routing_key": "mortal", "payload": str(number)}
         ask(acting, None, "POST", "exchanges/elsewhere/amq.default/publish", json=body)
     reject = {"count": 30, "ackmode": "reject_requeue_false"}
@@ -442,7 +442,7 @@ def test_dead_letters_and_their_replays_are_their_virtual_hosts_own(acting: Serv
     assert ask(acting, None, "DELETE", f"headrace/replays/{replay}").status_code == 200
 
 
-def test_topic_permissions_hold_for_routing_keys(acting: Served) -> None:
+def test_topic_permissions_apply_to_routing_keys(acting: Served) -> None:
     put(acting, "permissions/%2F/actor", ALL)
     put(acting, "topic-permissions/%2F/actor", {"exchange": "acting-ex", "write": "^eu\\.", "read": "^eu\\."})
     for key, status in (("eu.a", 200), ("us.a", 403)):
@@ -455,7 +455,7 @@ def test_topic_permissions_hold_for_routing_keys(acting: Served) -> None:
     assert ask(acting, None, "DELETE", "topic-permissions/%2F/actor").status_code == 204
 
 
-def test_a_message_carries_its_senders_name_or_none(acting: Served) -> None:
+def test_the_user_id_of_a_message_must_be_the_sender(acting: Served) -> None:
     put(acting, "permissions/%2F/actor", ALL)
     for name, status in (("actor", 200), ("guest", 400)):
         body = {**BODY, "properties": {"user_id": name}}
@@ -463,7 +463,7 @@ def test_a_message_carries_its_senders_name_or_none(acting: Served) -> None:
         assert answer.status_code == status, answer.text
 
 
-def test_following_a_queue_ends_with_the_right_to_read_it(acting: Served) -> None:
+def test_following_a_queue_ends_when_read_permission_is_revoked(acting: Served) -> None:
     put(acting, "permissions/%2F/actor", ALL)
     path = "/api/headrace/streams/%2F/acting-q/stream"
     with acting.client.stream("GET", path, auth=("actor", PASSWORD)) as answer:
@@ -472,10 +472,10 @@ def test_following_a_queue_ends_with_the_right_to_read_it(acting: Served) -> Non
         put(acting, "permissions/%2F/actor", {**ALL, "read": ""})
         ask(acting, None, "POST", "exchanges/%2F/amq.default/publish", json={**BODY, "routing_key": "acting-q"})
         rest = "\n".join(lines)
-        assert "no right to read" in rest and "payload" not in rest and '"offset"' not in rest
+        assert "no read permission" in rest and "payload" not in rest and '"offset"' not in rest
 
 
-def test_the_live_numbers_end_with_the_user(live: Served) -> None:
+def test_the_live_numbers_end_when_the_user_is_deleted(live: Served) -> None:
     put(live, "users/looker", {"password": PASSWORD, "tags": "management"})
     path = "/api/headrace/overview/stream"
     with live.client.stream("GET", path, auth=("looker", PASSWORD)) as answer:

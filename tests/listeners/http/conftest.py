@@ -11,7 +11,7 @@ from tests.listeners.http.registries import Registry
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """One server for a module's tests: each uses topics of its own."""
+    """One server for the tests of a module; each test uses its own topics."""
     server = Live(tmp_path_factory.mktemp("data"))
     yield server
     server.stop()
@@ -19,7 +19,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[type[Live]]:
-    """Servers of a test's own; all are stopped at its end."""
+    """Starts servers for one test; all are stopped at its end."""
     started: list[Live] = []
 
     class Own(Live):
@@ -34,13 +34,13 @@ def own(tmp_path: Path) -> Iterator[type[Live]]:
 
 @pytest.fixture
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has connected and says nothing stays, whatever keeps the test from its next line."""
+    """No head timeout, so that silent connections survive a test that is delayed."""
     monkeypatch.setattr(http_listener, "Timeouts", lambda: Timeouts(head=1e5))
 
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A name no other test uses."""
+    """A name that no other test uses."""
     import re
 
     return re.sub(r"[^a-zA-Z0-9._-]", "-", request.node.name)[:200]
@@ -53,5 +53,5 @@ def registry(own: type[Live]) -> Registry:
 
 @pytest.fixture
 def shared(live: Live) -> Iterator[Registry]:
-    """For tests with subjects of their own."""
+    """For tests that use their own subjects."""
     yield Registry(live)

@@ -1,4 +1,4 @@
-"""A real server on free ports, in a thread of the test's process, and small ways to talk to it."""
+"""A real server on free ports, in a thread of the test process, with helpers for requests."""
 
 import asyncio
 import contextlib
@@ -24,12 +24,12 @@ SECONDS_MAX = 60.0
 
 
 class Live:
-    """Server and client. `broker` may be looked at from the test only through `call`."""
+    """Server and client. Tests access `broker` only through `call`."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         usual: dict[str, Any] = {"amqp": None, "kafka": None, "http": Address("localhost", 0)}
         usual["log"] = LogSettings(journal_file_bytes=8 << 20)  # quick to make
-        usual["retention_interval_ms"] = 3_600_000  # some records of tests are years old, and read later
+        usual["retention_interval_ms"] = 3_600_000  # some tests write records that are years old and read them later
         self.config = Config(data_dir=str(folder), **{**usual, **settings})
         self._ready = threading.Event()
         self._failure: BaseException | None = None
@@ -71,7 +71,7 @@ class Live:
         return self.server.broker
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something on the server's loop."""
+        """Run a coroutine in the server's event loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(SECONDS_MAX)
 
     def stop(self) -> None:
@@ -81,7 +81,7 @@ class Live:
             self._thread.join(SECONDS_MAX)
             assert not self._thread.is_alive(), "the server does not stop"
 
-    # Talking.
+    # Requests
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         return self.client.request(method, path, **options)
@@ -118,7 +118,7 @@ class Live:
         return socket.create_connection(("127.0.0.1", self.port), timeout=SECONDS_MAX)
 
     def raw(self, data: bytes) -> bytes:
-        """Everything the server says to these bytes until it closes; the client does not close first."""
+        """Everything the server sends in response to these bytes until it closes the connection."""
         with self.connect() as sock:
             sock.sendall(data)
             return read_all(sock)
@@ -145,7 +145,7 @@ def read_all(sock: socket.socket) -> bytes:
 
 
 def code_of(answer: httpx.Response) -> str:
-    """The stable code of a problem, once its shape has been checked."""
+    """The code of a problem response, after checking its form."""
     assert answer.headers["content-type"] == "application/problem+json", answer.text
     problem = answer.json()
     assert problem["status"] == answer.status_code

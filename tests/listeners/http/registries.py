@@ -1,4 +1,4 @@
-"""The schema registry as its tests use it."""
+"""Helpers for tests of the schema registry."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who is let in at the HTTP listener once there are users (reliability.md §7.2: 30, 31, 33, 36)."""
+"""Authentication and authorization at the HTTP listener (reliability.md §7.2: 30, 31, 33, 36)."""
 
 import base64
 import hashlib
@@ -43,7 +43,7 @@ def address(path: str) -> str:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """Users, and no guest: nobody comes in without a name."""
+    """A server with users and without guest: every request needs credentials."""
     live = Live(tmp_path_factory.mktemp("data"))
     users = live.broker.users
 
@@ -74,7 +74,7 @@ def ask(live: Live, method: str, path: str, user: str | None = None, **options: 
     return live.request(method, path, auth=(user, PASSWORD) if user else None, **options)
 
 
-def test_nobody_is_asked_as_long_as_guest_is_the_only_user(tmp_path: Path) -> None:
+def test_authentication_is_off_while_guest_is_the_only_user(tmp_path: Path) -> None:
     live = Live(tmp_path)
     try:
         passed_on = {"x-forwarded-for": "203.0.113.7"}
@@ -102,7 +102,7 @@ def test_nobody_is_asked_as_long_as_guest_is_the_only_user(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("method", "path"), [(method, path) for method, path, *_ in ROUTES])
-def test_every_route_asks_who_is_there(guarded: Live, method: str, path: str) -> None:
+def test_every_route_requires_authentication(guarded: Live, method: str, path: str) -> None:
     for credentials in (None, ("root", "wrong"), ("nobody", PASSWORD), ("root", "")):
         forget_failures(guarded)
         answer = guarded.request(method, address(path), auth=credentials)
@@ -113,7 +113,7 @@ def test_every_route_asks_who_is_there(guarded: Live, method: str, path: str) ->
             assert answer.headers["www-authenticate"].startswith("Basic ")
 
 
-def test_only_these_routes_are_for_all(guarded: Live) -> None:
+def test_only_these_routes_are_public(guarded: Live) -> None:
     assert {path for _, path, _, need in ROUTES if need is public} == OPEN_ROUTES
     for path in ("/", "/ui/app.js", "/ui/style.css"):
         assert guarded.get(path).status_code == 200, path
@@ -125,7 +125,7 @@ def forget_failures(live: Live) -> None:
     live.listener.site.gate._failures._sources.clear()
 
 
-# What a right is good for. None: the vhost has to be the user's. A body makes the request one that would work.
+# The permission each route needs; None: any permission in the vhost. The body makes the request valid.
 PARTS = {"parts": [{"staged": "s", "topic": "orders", "partition": 0, "position": 0, "length": 1}]}
 POSITION = {"topic": "orders", "partitions": [{"partition": 0, "offset": 0}]}
 RANGES = {"ranges": [{"topic": "orders", "partition": 0, "start": 0, "end": 9}], "for_ms": 1000}
@@ -144,7 +144,7 @@ NEEDED: dict[tuple[str, str], tuple[str, Any]] = {
     ("POST", "/leases"): ("reader", RANGES),
     ("POST", "/topics/{topic}/compact"): ("maker", None),
     ("DELETE", "/topics/{topic}/partitions/{partition}/records"): ("maker", None),
-    ("POST", "/topics/{topic}/partitions/{partition}/segments/{segment}"): ("root", {}),  # to configure and to write
+    ("POST", "/topics/{topic}/partitions/{partition}/segments/{segment}"): ("root", {}),  # needs configure and write
     ("POST", "/topics/{topic}/partitions/{partition}/segments/{segment}/archive"): ("maker", {}),
     ("PUT", "/staging/{staged}"): ("writer", None),
     ("DELETE", "/staging/{staged}"): ("writer", None),
@@ -162,9 +162,9 @@ RIGHTS = ("maker", "writer", "reader")
 
 
 @pytest.mark.parametrize(("method", "path"), [(m, p) for m, p, *_ in ROUTES if p not in OPEN_ROUTES])
-def test_every_route_asks_for_its_right_and_no_other(guarded: Live, method: str, path: str) -> None:
+def test_every_route_checks_its_permission_and_no_other(guarded: Live, method: str, path: str) -> None:
     needed, body = NEEDED.get((method, path), (None, None))
-    # A stream has no end: its head says the same.
+    # A stream does not end; HEAD has the same status.
     verb = "HEAD" if path.endswith("/stream") and method == "GET" else method
     options = {} if body is None else {"json": body}
     if (method, path) == ("DELETE", "/cursors/{cursor}"):
@@ -183,19 +183,19 @@ def test_every_route_asks_for_its_right_and_no_other(guarded: Live, method: str,
     else:
         assert refused == {"guest-of-none"} | ({"watcher"} if method != "GET" else set())
     if needed is not None:
-        # Last, since what is deleted is gone for those who come after.
+        # Last, since the requests before need the deleted objects.
         answer = ask(guarded, verb, address(path), needed, **options)
         assert answer.status_code not in (401, 403, 500), answer.text
     ask(guarded, "POST", "/topics", "root", json={"name": "orders"})
 
 
-def test_a_refusal_says_who_may_not_do_what(guarded: Live) -> None:
+def test_a_refusal_names_the_user_and_the_missing_permission(guarded: Live) -> None:
     answer = ask(guarded, "POST", "/topics/orders/messages", "reader", json={"value": "x"})
     assert (answer.status_code, code_of(answer)) == (403, "forbidden")
-    assert answer.json()["detail"] == "user 'reader' has no right to write 'orders' in the virtual host '/'"
+    assert answer.json()["detail"] == "user 'reader' has no write permission for 'orders' in virtual host '/'"
 
 
-def test_segments_are_held_only_by_who_may_read_them(guarded: Live) -> None:
+def test_only_users_who_may_read_a_topic_may_lease_its_segments(guarded: Live) -> None:
     log = guarded.broker.streams.get("orders").partitions[0].log.id
     for slices, allowed in (([log], {"reader", "root"}), ([1 << 40], {*RIGHTS, "root"}), ([], {*RIGHTS, "root"})):
         named = [{"log": number, "segment": 0, "generation": 0} for number in slices]
@@ -205,7 +205,7 @@ def test_segments_are_held_only_by_who_may_read_them(guarded: Live) -> None:
             assert ask(guarded, "POST", "/leases", user, json=body).status_code == expected, (user, slices)
 
 
-def test_a_topic_that_is_not_there_is_made_only_by_who_may(guarded: Live) -> None:
+def test_publishing_to_a_new_topic_needs_configure_permission(guarded: Live) -> None:
     live, users = guarded, guarded.broker.users
     live.call(users.put_user("eager", password=PASSWORD))
     live.call(users.set_permission("/", "eager", Permission(configure="^mine", write=".*", read="")))
@@ -215,7 +215,7 @@ def test_a_topic_that_is_not_there_is_made_only_by_who_may(guarded: Live) -> Non
 
 
 def commit(live: Live, user: str, writer: str, number: int, *topics: str) -> httpx.Response:
-    """One record for each topic; with none the batch is empty."""
+    """One record per topic; without topics the batch is empty."""
     data = bytes(codec.build([(None, b"x", (), 1)]))
     parts = []
     for topic in topics:
@@ -225,8 +225,8 @@ def commit(live: Live, user: str, writer: str, number: int, *topics: str) -> htt
     return ask(live, "PUT", f"/sinks/{writer}/batches/{number}", user, json={"parts": parts})
 
 
-def test_nobody_but_its_user_and_administrators_commits_for_a_writer(guarded: Live) -> None:
-    """A number that is far ahead makes the batches of whoever the writer is repeats: not one more would be stored."""
+def test_only_its_owner_and_administrators_commit_for_a_writer(guarded: Live) -> None:
+    """A batch number far ahead would make all later batches of the real writer duplicates, which are not stored."""
     live, users = guarded, guarded.broker.users
     live.call(users.put_user("feeder", password=PASSWORD))
     live.call(users.set_permission("/", "feeder", Permission(configure="", write="^orders$", read="")))
@@ -245,7 +245,7 @@ def test_nobody_but_its_user_and_administrators_commits_for_a_writer(guarded: Li
     assert commit(live, "feeder", "job", 6, "orders").status_code == 403, "the writer of another user"
 
 
-def test_who_may_write_nothing_makes_no_writer(guarded: Live) -> None:
+def test_a_user_without_write_permission_cannot_create_a_writer(guarded: Live) -> None:
     live, users = guarded, guarded.broker.users
     live.call(users.put_user("nothing", password=PASSWORD))
     live.call(users.set_permission("/", "nothing", Permission(configure=".*", write="^$", read=".*")))
@@ -255,7 +255,7 @@ def test_who_may_write_nothing_makes_no_writer(guarded: Live) -> None:
     assert commit(live, "writer", "made-by-writers", 0).status_code == 200
 
 
-def test_a_writer_from_before_there_were_users_is_its_next_users(tmp_path: Path) -> None:
+def test_a_writer_without_an_owner_gets_its_next_user_as_owner(tmp_path: Path) -> None:
     live = Live(tmp_path)
     try:
         users = live.broker.users
@@ -270,8 +270,8 @@ def test_a_writer_from_before_there_were_users_is_its_next_users(tmp_path: Path)
         live.stop()
 
 
-def test_a_cursor_is_moved_only_by_who_may_read_every_topic_it_stands_in(guarded: Live) -> None:
-    """Its pin and its age are those of all of them: a reader of one would give the others to retention."""
+def test_moving_a_cursor_needs_read_permission_for_all_its_topics(guarded: Live) -> None:
+    """Pin and age apply to all topics of a cursor: a reader of one could expose the others to retention."""
     live, users = guarded, guarded.broker.users
     live.call(users.put_user("manager", password=PASSWORD, tags=["management"]))
     live.call(users.set_permission("/", "manager", Permission(configure="", write="", read="^orders$")))
@@ -294,7 +294,7 @@ def test_a_cursor_is_moved_only_by_who_may_read_every_topic_it_stands_in(guarded
     assert done.status_code == 200, done.text
 
 
-def test_a_password_that_was_changed_and_a_right_that_was_taken_hold_at_once(guarded: Live) -> None:
+def test_changed_passwords_and_revoked_permissions_apply_at_once(guarded: Live) -> None:
     live, users = guarded, guarded.broker.users
     live.call(users.put_user("brief", password=PASSWORD))
     live.call(users.set_permission("/", "brief", EVERYTHING))
@@ -307,7 +307,7 @@ def test_a_password_that_was_changed_and_a_right_that_was_taken_hold_at_once(gua
     assert live.get("/topics", auth=("brief", "another")).status_code == 401
 
 
-def test_whoever_follows_a_topic_is_cut_off_when_the_right_is_taken(guarded: Live) -> None:
+def test_an_event_stream_ends_when_its_permission_is_revoked(guarded: Live) -> None:
     live, users = guarded, guarded.broker.users
     live.call(users.put_user("follower", password=PASSWORD))
     live.call(users.set_permission("/", "follower", EVERYTHING))
@@ -320,10 +320,10 @@ def test_whoever_follows_a_topic_is_cut_off_when_the_right_is_taken(guarded: Liv
         live.call(users.set_permission("/", "follower", Permission(configure="", write="", read="^orders$")))
         ask(live, "POST", "/topics/followed/messages", "root", json={"value": "not for you"})
         [(name, _, data)] = list(events)
-        assert name == "error" and "no right to read 'followed'" in data["detail"]
+        assert name == "error" and "no read permission for 'followed'" in data["detail"]
 
 
-def test_whoever_waits_for_a_message_gets_none_when_the_right_is_taken_meanwhile(guarded: Live) -> None:
+def test_a_long_poll_fails_when_its_permission_is_revoked_meanwhile(guarded: Live) -> None:
     live, users = guarded, guarded.broker.users
     live.call(users.put_user("waiter", password=PASSWORD))
     live.call(users.set_permission("/", "waiter", EVERYTHING))
@@ -340,23 +340,23 @@ def test_whoever_waits_for_a_message_gets_none_when_the_right_is_taken_meanwhile
             assert answer.result().status_code == 403
 
 
-def test_no_password_gets_into_the_log(guarded: Live, caplog: pytest.LogCaptureFixture) -> None:
+def test_passwords_are_never_logged(guarded: Live, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         for user in ("root", "no\r\nbody"):
             assert guarded.get("/topics", auth=(user, "s3cret-of-mine")).status_code == 401
         ask(guarded, "POST", "/topics/orders/messages", "reader", json={"value": "x"})
-    assert "login over HTTP refused for 'root' from 127.0.0.1" in caplog.text
+    assert "HTTP login failed for user 'root' from 127.0.0.1" in caplog.text
     for secret in ("s3cret-of-mine", PASSWORD, base64.b64encode(b"root:s3cret-of-mine").decode()):
         assert secret not in caplog.text
     assert "body' from" in caplog.text and "no\r\nbody" not in caplog.text, "one line for one event"
     forget_failures(guarded)
 
 
-def test_guessing_gets_slower_for_whoever_guesses_and_not_for_whoever_is_known(
+def test_failed_logins_delay_the_attacker_but_not_known_credentials(
     guarded: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forget_failures(guarded)
-    # The first wait is a second: a test that is held up would be let in again.
+    # The first delay is one second; a slow test would be admitted again.
     monkeypatch.setattr(guarded.listener.site.gate._failures, "_monotonic", lambda: 0.0)
     assert ask(guarded, "GET", "/topics", "root").status_code == 200
     for guess in range(FAILURES_FREE):
@@ -369,7 +369,7 @@ def test_guessing_gets_slower_for_whoever_guesses_and_not_for_whoever_is_known(
     forget_failures(guarded)
 
 
-def test_a_password_that_is_not_utf_8_is_as_good_as_any(guarded: Live) -> None:
+def test_a_password_need_not_be_utf8(guarded: Live) -> None:
     secret = "pässwörd".encode("latin-1")
     salted = b"salt" + hashlib.sha256(b"salt" + secret).digest()
     users = guarded.broker.users
@@ -381,7 +381,7 @@ def test_a_password_that_is_not_utf_8_is_as_good_as_any(guarded: Live) -> None:
     forget_failures(guarded)
 
 
-def test_nothing_is_allowed_where_there_are_no_permissions(guarded: Live) -> None:
+def test_a_user_without_permissions_may_do_nothing(guarded: Live) -> None:
     gate = guarded.listener.site.gate
     caller = gate.caller(scope_of("203.0.113.7", f"guest-of-none:{PASSWORD}"))
     checks: tuple[Callable[..., None], ...] = (caller.configure, caller.write, caller.read)

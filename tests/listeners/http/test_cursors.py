@@ -28,7 +28,7 @@ def test_a_cursor_moves_and_shows_its_lag(live: Live, topic: str) -> None:
             ],
         }
     ]
-    assert put(live, topic, topic, offsets={1: 1}).json()["lag"] == 2  # what is not named stays
+    assert put(live, topic, topic, offsets={1: 1}).json()["lag"] == 2  # other partitions stay
     assert topic in [cursor["name"] for cursor in live.get("/cursors").json()["cursors"]]
 
 
@@ -47,7 +47,7 @@ def test_a_deleted_cursor_is_gone(live: Live, topic: str) -> None:
     assert code_of(live.client.delete(f"/cursors/{topic}")) == "cursor_not_found"
 
 
-def test_cursors_survive_a_restart_with_their_pins_and_do_not_follow_a_name(own: type[Live]) -> None:
+def test_cursors_and_pins_survive_a_restart_but_not_a_recreated_topic(own: type[Live]) -> None:
     server = own()
     server.publish("t", *({"value": i} for i in range(5)))
     server.publish("other", {"value": 1})
@@ -65,7 +65,7 @@ def test_cursors_survive_a_restart_with_their_pins_and_do_not_follow_a_name(own:
     assert [t["topic"] for t in again.get("/cursors/both").json()["topics"]] == ["other"]
 
 
-def test_names_of_cursors_may_be_anything(live: Live, topic: str) -> None:
+def test_cursor_names_may_contain_any_characters(live: Live, topic: str) -> None:
     live.publish(topic, {"value": 1})
     assert put(live, "a%2Fb%20%E2%9C%93", topic).json()["name"] == "a/b ✓"
     assert live.get("/cursors/a%2Fb%20%E2%9C%93").status_code == 200

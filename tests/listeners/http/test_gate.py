@@ -1,4 +1,4 @@
-"""The gate of the HTTP listener by itself: who is who, from where, and how often one may guess."""
+"""HttpGate on its own: users, addresses, and limits on failed logins."""
 
 import base64
 import platform
@@ -18,7 +18,7 @@ from headrace.listeners.http.server.authentication import (
     HttpGate,
     NotAuthorised,
     TooManyFailures,
-    could_be_this_machine,
+    is_local_name,
     is_loopback,
     source_of,
 )
@@ -26,7 +26,7 @@ from headrace.listeners.http.server.authentication import (
 PASSWORD = "no-password-of-anybody-else"
 
 
-def test_waiting_grows_is_bounded_and_is_each_sources_own() -> None:
+def test_the_delay_after_failed_logins_grows_up_to_a_limit_per_source() -> None:
     now = [0.0]
     failures = Failures(lambda: now[0])
     waits = []
@@ -63,8 +63,8 @@ def test_waiting_grows_is_bounded_and_is_each_sources_own() -> None:
         ("localhost.example.com", False),
     ],
 )
-def test_a_site_whose_name_leads_to_this_machine_is_not_guest(host: str, is_ours: bool) -> None:
-    """DNS rebinding: the browser of somebody here asks us, and takes the answer for another site's."""
+def test_dns_rebinding_does_not_give_a_site_the_permissions_of_guest(host: str, is_ours: bool) -> None:
+    """DNS rebinding: a local browser sends the request and treats the response as part of another site."""
     users = Counting(GUEST)
     gate = HttpGate(users, lambda: 0.0)
     users.guest_has_first_password = True
@@ -77,7 +77,7 @@ def test_a_site_whose_name_leads_to_this_machine_is_not_guest(host: str, is_ours
     if is_ours:
         assert gate.caller(login).name == GUEST
     else:
-        with pytest.raises(NotAuthorised):  # the site's page knows the first password of guest as well as anybody
+        with pytest.raises(NotAuthorised):  # the default password is public
             gate.caller(login)
     users.guest_has_first_password, users.version = False, 2
     assert gate.caller(login).name == GUEST, "who knows a password of its own, is"
@@ -90,29 +90,29 @@ def test_a_site_whose_name_leads_to_this_machine_is_not_guest(host: str, is_ours
         ("::1", "[::1]:15672", True),
         ("127.0.0.1", "rebound.example.com:15672", False),
         ("::ffff:127.0.0.1", "rebound.example.com", False),
-        ("203.0.113.7", "broker.example.com:15672", True),  # it listens to the network, where it has a name
+        ("203.0.113.7", "broker.example.com:15672", True),  # it listens on the network, where it has a name
     ],
 )
-def test_while_nobody_is_asked_a_page_of_another_site_is_not_let_in(client: str, host: str, is_let_in: bool) -> None:
+def test_dns_rebinding_is_refused_while_authentication_is_off(client: str, host: str, is_let_in: bool) -> None:
     gate = HttpGate(Counting(GUEST), lambda: 0.0)
     if is_let_in:
-        assert gate.whoever(scope_of(client, host=host)) is gate.anybody
+        assert gate.anonymous(scope_of(client, host=host)) is gate.any_user
     else:
         with pytest.raises(Forbidden):
-            gate.whoever(scope_of(client, host=host))
+            gate.anonymous(scope_of(client, host=host))
 
 
-def test_the_name_of_this_machine_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_name_of_this_machine_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "node", lambda: "Box.example.com")
-    could_be_this_machine.cache_clear()
+    is_local_name.cache_clear()
     try:
-        assert could_be_this_machine(b"box.example.com:15672")
-        assert not could_be_this_machine(b"example.com") and not could_be_this_machine(b"a.box.example.com")
+        assert is_local_name(b"box.example.com:15672")
+        assert not is_local_name(b"example.com") and not is_local_name(b"a.box.example.com")
     finally:
-        could_be_this_machine.cache_clear()
+        is_local_name.cache_clear()
 
 
-def test_sources_are_addresses_or_networks_of_version_6() -> None:
+def test_a_source_is_an_ipv4_address_or_an_ipv6_network() -> None:
     assert source_of("203.0.113.7") == source_of("::ffff:203.0.113.7") == "203.0.113.7"
     assert source_of("2001:db8::1") == source_of("2001:db8::ffff") != source_of("2001:db8:0:1::1")
     assert is_loopback("127.8.8.8") and is_loopback("::1") and is_loopback("::ffff:127.0.0.1")
@@ -120,7 +120,7 @@ def test_sources_are_addresses_or_networks_of_version_6() -> None:
 
 
 class Counting(Users):
-    """Users of whom only what a gate asks is there, counting how often passwords are looked at."""
+    """Stands in for Users and counts how often passwords are verified."""
 
     def __init__(self, *names: str) -> None:
         self._users = {name: User(name=name) for name in names}
@@ -149,7 +149,7 @@ def counted() -> tuple[Counting, HttpGate]:
     return users, HttpGate(users, lambda: 0.0)
 
 
-def test_a_password_is_looked_at_once_and_again_when_users_change(counted: tuple[Counting, HttpGate]) -> None:
+def test_a_password_is_verified_once_until_users_change(counted: tuple[Counting, HttpGate]) -> None:
     users, gate = counted
     gate.caller(scope_of("203.0.113.7", f"bill:{PASSWORD}"))
     before = users.looks
@@ -161,7 +161,7 @@ def test_a_password_is_looked_at_once_and_again_when_users_change(counted: tuple
     assert users.looks > before
 
 
-def test_good_credentials_in_a_thousand_spellings_fill_no_memory(counted: tuple[Counting, HttpGate]) -> None:
+def test_the_cache_of_verified_credentials_is_bounded(counted: tuple[Counting, HttpGate]) -> None:
     _, gate = counted
     encoded = base64.b64encode(f"bill:{PASSWORD}".encode())
     for spaces in range(KNOWN_MAX + 10):
@@ -170,7 +170,7 @@ def test_good_credentials_in_a_thousand_spellings_fill_no_memory(counted: tuple[
     assert len(gate._known) <= KNOWN_MAX
 
 
-def test_guest_comes_from_this_machine_only_and_not_through_a_proxy_on_it() -> None:
+def test_guest_may_only_log_in_locally_and_not_through_a_local_proxy() -> None:
     users = Counting(GUEST)
     gate = HttpGate(users, lambda: 0.0)
     assert gate.caller(scope_of("127.0.0.1", f"guest:{PASSWORD}")).name == GUEST
@@ -181,7 +181,7 @@ def test_guest_comes_from_this_machine_only_and_not_through_a_proxy_on_it() -> N
 
 
 @pytest.mark.parametrize("header", ["x-forwarded-for", "x-real-ip"])
-def test_whoever_guesses_through_a_proxy_here_keeps_out_nobody_else_behind_it(
+def test_failed_logins_through_a_local_proxy_count_per_forwarded_address(
     counted: tuple[Counting, HttpGate], header: str
 ) -> None:
     _, gate = counted
@@ -189,7 +189,7 @@ def test_whoever_guesses_through_a_proxy_here_keeps_out_nobody_else_behind_it(
     def come(login: str, address: str) -> str:
         return gate.caller(scope_of("127.0.0.1", login, **{header: address})).name
 
-    guesser = "203.0.113.7" if header == "x-real-ip" else "198.51.100.1, 203.0.113.7"  # what it claims, and what is so
+    guesser = "203.0.113.7" if header == "x-real-ip" else "198.51.100.1, 203.0.113.7"  # the forged and the real address
     for _ in range(FAILURES_FREE):
         with pytest.raises(NotAuthorised):
             come("bill:wrong", guesser)
@@ -198,7 +198,7 @@ def test_whoever_guesses_through_a_proxy_here_keeps_out_nobody_else_behind_it(
     assert come(f"bill:{PASSWORD}", "198.51.100.1") == "bill"
 
 
-def test_what_a_client_adds_itself_is_not_believed(counted: tuple[Counting, HttpGate]) -> None:
+def test_forwarded_addresses_added_by_the_client_are_ignored(counted: tuple[Counting, HttpGate]) -> None:
     _, gate = counted
     for number in range(FAILURES_FREE + 1):
         claimed = {"x-forwarded-for": "203.0.113.7", "x-real-ip": f"198.51.100.{number}"}
@@ -206,7 +206,7 @@ def test_what_a_client_adds_itself_is_not_believed(counted: tuple[Counting, Http
             gate.caller(scope_of("127.0.0.1", "bill:wrong", **claimed))
 
 
-def test_a_proxy_elsewhere_is_not_believed(counted: tuple[Counting, HttpGate]) -> None:
+def test_forwarding_headers_of_remote_proxies_are_ignored(counted: tuple[Counting, HttpGate]) -> None:
     _, gate = counted
     for number in range(FAILURES_FREE):
         with pytest.raises(NotAuthorised):
@@ -216,7 +216,7 @@ def test_a_proxy_elsewhere_is_not_believed(counted: tuple[Counting, HttpGate]) -
 
 
 @pytest.mark.parametrize("header", ["Basic", "Basic ???", "Bearer abc", "basic /w==", "Basic " + "A" * 8000])
-def test_what_is_no_login_is_refused_as_a_wrong_one(counted: tuple[Counting, HttpGate], header: str) -> None:
+def test_malformed_credentials_are_refused_like_wrong_ones(counted: tuple[Counting, HttpGate], header: str) -> None:
     users, gate = counted
     gate.guest()
     before = users.looks

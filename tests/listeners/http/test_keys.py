@@ -52,7 +52,7 @@ def test_the_last_message_of_a_key_is_found_right_after_its_confirm(live: Live, 
     assert (found["partition"], found["offset"], found["key"], found["headers"]) == (0, 58, "b", {})
 
 
-def test_a_tombstone_deletes_a_key_and_a_new_message_brings_it_back(live: Live, topic: str) -> None:
+def test_a_tombstone_deletes_a_key_and_a_new_message_restores_it(live: Live, topic: str) -> None:
     make(live, topic)
     publish(live, topic, {"key": "a", "value": "1"})
     publish(live, topic, {"key": "a", "value": None})
@@ -62,7 +62,7 @@ def test_a_tombstone_deletes_a_key_and_a_new_message_brings_it_back(live: Live, 
 
 
 @pytest.mark.parametrize("key", ["a/b c?d#e", "schlüssel", b"\xff\x00", ""])
-def test_any_bytes_are_a_key(live: Live, topic: str, key: str | bytes) -> None:
+def test_a_key_may_be_any_bytes(live: Live, topic: str, key: str | bytes) -> None:
     name = topic.encode("ascii", "ignore").decode().replace("[", "-")[:80] + str(len(key))
     make(live, name)
     import base64
@@ -76,7 +76,7 @@ def test_any_bytes_are_a_key(live: Live, topic: str, key: str | bytes) -> None:
         assert base64.b64decode(ask(live, name, key, encoding="base64").json()["key"]) == data
 
 
-def test_every_partition_is_looked_at_and_the_newest_message_counts(live: Live, topic: str) -> None:
+def test_the_newest_message_of_all_partitions_is_found(live: Live, topic: str) -> None:
     make(live, topic, partitions=4)
     for number in range(4):
         publish(live, topic, {"key": "a", "value": str(number), "partition": number, "timestamp": 1000 + number % 3})
@@ -85,7 +85,7 @@ def test_every_partition_is_looked_at_and_the_newest_message_counts(live: Live, 
     assert [value(live, topic, f"k{number}") for number in range(100)] == [str(number) for number in range(100)]
 
 
-def test_who_browses_gets_the_last_message_of_a_key_in_whatever_partition(live: Live, topic: str) -> None:
+def test_browsing_finds_the_last_message_of_a_key_in_any_partition(live: Live, topic: str) -> None:
     make(live, topic, partitions=3)
     publish(live, topic, *({"key": "ä", "value": str(number), "partition": 2} for number in range(3)))
 
@@ -100,7 +100,7 @@ def test_who_browses_gets_the_last_message_of_a_key_in_whatever_partition(live: 
     assert "set key_index to true" in browse(key="ä", last="true").json()["detail"]
 
 
-def test_a_topic_without_an_index_says_how_to_get_one_and_finds_what_it_had_before(live: Live, topic: str) -> None:
+def test_enabling_the_key_index_also_indexes_existing_messages(live: Live, topic: str) -> None:
     make(live, topic, key_index="false")
     publish(live, topic, {"key": "a", "value": "1"})
     answer = ask(live, topic, "a")
@@ -111,7 +111,7 @@ def test_a_topic_without_an_index_says_how_to_get_one_and_finds_what_it_had_befo
     assert ask(live, "nowhere", "a").json()["code"] == "topic_not_found"
 
 
-def test_an_index_outlives_restarts_and_goes_on(own: type[Live], topic: str) -> None:
+def test_an_index_survives_restarts_and_continues(own: type[Live], topic: str) -> None:
     for number in range(3):
         live = own()
         if not number:
@@ -122,7 +122,7 @@ def test_an_index_outlives_restarts_and_goes_on(own: type[Live], topic: str) -> 
         live.stop()
 
 
-def test_an_index_that_is_gone_or_rotten_is_made_again(own: type[Live], topic: str, tmp_path: Path) -> None:
+def test_a_missing_or_corrupt_index_is_rebuilt(own: type[Live], topic: str, tmp_path: Path) -> None:
     live = own()
     make(live, topic)
     publish(live, topic, *({"key": f"k{number}", "value": str(number)} for number in range(500)))
@@ -136,8 +136,8 @@ def test_an_index_that_is_gone_or_rotten_is_made_again(own: type[Live], topic: s
         live.stop()
 
 
-def test_an_index_that_goes_further_than_its_log_is_made_again(own: type[Live], topic: str, tmp_path: Path) -> None:
-    """As a power cut leaves it that takes the end of a log with write_mode async: other records come there."""
+def test_an_index_that_is_ahead_of_its_log_is_rebuilt(own: type[Live], topic: str, tmp_path: Path) -> None:
+    """As after a power cut that lost the end of an async log, where other records are written now."""
     live = own()
     make(live, topic)
     publish(live, topic, {"key": "a", "value": "1"}, {"key": "b", "value": "2"})
@@ -152,7 +152,7 @@ def test_an_index_that_goes_further_than_its_log_is_made_again(own: type[Live], 
     assert [value(live, topic, key) for key in ("a", "b", "c", "d", "ghost")] == ["1", "2", "3", "4", None]
 
 
-def test_what_retention_takes_is_not_found_any_more_and_forgotten(own: type[Live], topic: str) -> None:
+def test_messages_deleted_by_retention_leave_the_index(own: type[Live], topic: str) -> None:
     live = own()
     make(live, topic, cleanup_policy="delete")
     publish(live, topic, *({"key": f"k{number}", "value": str(number)} for number in range(10)))
@@ -171,7 +171,7 @@ def test_what_retention_takes_is_not_found_any_more_and_forgotten(own: type[Live
     assert store.find(log_id, b"k0") is None and store.find(log_id, b"k8") == 8
 
 
-def test_a_topic_that_is_deleted_leaves_nothing_to_its_namesake(live: Live, topic: str) -> None:
+def test_a_recreated_topic_does_not_inherit_the_old_index(live: Live, topic: str) -> None:
     make(live, topic)
     publish(live, topic, {"key": "a", "value": "1"})
     assert value(live, topic, "a") == "1"
@@ -180,7 +180,7 @@ def test_a_topic_that_is_deleted_leaves_nothing_to_its_namesake(live: Live, topi
     assert value(live, topic, "a") is None
 
 
-def test_the_last_of_a_compacted_topic_is_found(live: Live, topic: str) -> None:
+def test_the_last_message_in_a_compacted_topic_is_found(live: Live, topic: str) -> None:
     make(live, topic, cleanup_policy="compact", segment_size="1MB")
     for number in range(4):
         filler = [{"key": f"f{one}", "value": "x" * 10_000} for one in range(60)]
@@ -191,7 +191,7 @@ def test_the_last_of_a_compacted_topic_is_found(live: Live, topic: str) -> None:
     assert value(live, topic, "f1") == "x" * 10_000
 
 
-def test_whoever_asks_while_the_index_is_behind_is_told_when_to_come_back(
+def test_a_lookup_while_the_index_is_behind_gets_retry_after(
     own: type[Live], topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_index, "WAIT_S", 0.05)
@@ -205,7 +205,7 @@ def test_whoever_asks_while_the_index_is_behind_is_told_when_to_come_back(
     assert "1 messages behind" in answer.json()["detail"]
 
 
-def test_a_log_that_cannot_be_read_keeps_no_other_one_from_its_index(
+def test_an_unreadable_log_does_not_block_other_indexes(
     own: type[Live], topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = own()
@@ -231,7 +231,9 @@ async def _never(self: object, *arguments: object) -> bool:
     return False
 
 
-def test_without_rocksdict_the_way_to_it_is_said(own: type[Live], topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rocksdict_the_error_says_how_to_install_it(
+    own: type[Live], topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(key_index, "is_installed", lambda: False)
     live = own()
     make(live, topic)
@@ -239,7 +241,7 @@ def test_without_rocksdict_the_way_to_it_is_said(own: type[Live], topic: str, mo
     assert answer.status_code == 409 and "pip install 'headrace[keys]'" in answer.json()["detail"]
 
 
-def test_the_python_client_finds_it(live: Live, topic: str) -> None:
+def test_the_python_client_finds_the_last_message(live: Live, topic: str) -> None:
     make(live, topic)
     publish(live, topic, {"key": "a/b", "value": "1"})
     with Client(live.base) as client:

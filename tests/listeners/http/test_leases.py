@@ -1,4 +1,4 @@
-"""Leases over HTTP: what is planned on stays, and is served as it was."""
+"""Leases over HTTP: leased segments stay readable unchanged."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def lease(live: Live, **fields: Any) -> Any:
     return live.client.post("/leases", json={"for_ms": 60_000} | fields)
 
 
-def test_a_lease_of_offsets_says_which_segments_they_lie_in(live: Live, topic: str) -> None:
+def test_a_lease_of_offsets_returns_their_segments(live: Live, topic: str) -> None:
     live.publish(topic, {"value": 1}, {"value": 2})
     answer = lease(live, ranges=[{"topic": topic, **RANGE}], holder=topic).json()
     assert answer["ranges"] == [{"segments": [{"segment": 0, "generation": 0, "next_offset": 2}]}]
@@ -28,7 +28,7 @@ def test_a_lease_of_offsets_says_which_segments_they_lie_in(live: Live, topic: s
     assert code_of(live.get(f"{batches}?offset=0&segment=0&generation=0&wait=1s")) == "invalid_input"
 
 
-def test_what_was_removed_is_read_by_whoever_leased_it_before_and_by_nobody_else(live: Live, topic: str) -> None:
+def test_a_removed_segment_is_readable_only_through_an_earlier_lease(live: Live, topic: str) -> None:
     live.publish(topic, {"value": 1}, {"value": 2})
     lease(live, ranges=[{"topic": topic, **RANGE}], holder=topic)
     live.client.delete(f"/topics/{topic}/partitions/0/records?before=1")
@@ -38,7 +38,7 @@ def test_what_was_removed_is_read_by_whoever_leased_it_before_and_by_nobody_else
     assert code_of(live.get(planned)) == "offset_out_of_range"
 
 
-def test_segments_that_are_not_there_are_named(live: Live, topic: str) -> None:
+def test_a_lease_lists_missing_segments(live: Live, topic: str) -> None:
     live.publish(topic, {"value": 1})
     log = live.get(f"/topics/{topic}/log").json()["partitions"][0]["log"]
     there, gone = ({"log": log, "segment": 0, "generation": number} for number in (0, 7))
@@ -61,5 +61,5 @@ def test_segments_that_are_not_there_are_named(live: Live, topic: str) -> None:
         ({"ranges": [], "more": 1}, "malformed_json"),
     ],
 )
-def test_a_lease_that_makes_no_sense_is_refused(live: Live, fields: dict[str, Any], code: str) -> None:
+def test_a_malformed_lease_is_refused(live: Live, fields: dict[str, Any], code: str) -> None:
     assert code_of(lease(live, **fields)) == code

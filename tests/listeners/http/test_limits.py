@@ -1,4 +1,4 @@
-"""Bad HTTP: what is malformed, endless or slow is refused by the connection, and only that connection ends."""
+"""Malformed, endless and slow requests are refused by the connection, and only that connection ends."""
 
 import os
 import socket
@@ -59,23 +59,23 @@ def test_malformed_requests_are_refused_and_the_connection_ends(live: Live, requ
         ("GET", "/topics/t/messages?offset={}", 400),
     ],
 )
-def test_a_number_of_thousands_of_digits_is_refused_as_any_other_that_is_too_large(
-    live: Live, method: str, path: str, status: int
-) -> None:
-    """Python does not read it, and the answer was 500 with a traceback in the log."""
+def test_a_content_length_of_thousands_of_digits_is_refused(live: Live, method: str, path: str, status: int) -> None:
+    """int() refuses such numbers, and the response used to be 500 with a traceback in the log."""
     live.request("POST", "/topics", json={"name": "t"})
     for digits in (20, 5000):
         answer = live.request(method, path.format("9" * digits), json={"parts": []})
         assert answer.status_code == status, answer.text
 
 
-def test_a_chunk_larger_than_can_be_is_refused(live: Live) -> None:
+def test_an_impossible_chunk_size_is_refused(live: Live) -> None:
     head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
     answer = live.raw(head + b"fffffffffffffffff\r\n")
-    assert answer == b"" or status_of(answer) == 400  # the application was already at work: then just closed
+    assert (
+        answer == b"" or status_of(answer) == 400
+    )  # if the application was already running, the connection is just closed
 
 
-def test_rudeness_is_not_worth_a_line_in_the_log(live: Live, caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_requests_are_not_logged(live: Live, caplog: pytest.LogCaptureFixture) -> None:
     for data in (
         b"nonsense\r\n\r\n",
         POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nnonsense\r\n",
@@ -90,7 +90,7 @@ def test_rudeness_is_not_worth_a_line_in_the_log(live: Live, caplog: pytest.LogC
     assert [record for record in caplog.records if not record.name.startswith("httpx")] == []
 
 
-def test_what_is_smuggled_behind_a_refused_request_is_not_served(live: Live) -> None:
+def test_a_request_smuggled_behind_a_refused_one_is_not_served(live: Live) -> None:
     smuggled = b"POST /topics/smuggled/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx"
     bad = b"POST /health HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n"
     live.raw(bad + smuggled)
@@ -101,11 +101,11 @@ def test_endless_heads_are_refused(live: Live) -> None:
     assert status_of(live.raw(b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n")) == 414
     assert status_of(live.raw(GET + b"A: " + b"b" * 33_000 + b"\r\n\r\n")) == 431
     assert status_of(live.raw(GET + b"".join(b"A%d: b\r\n" % i for i in range(101)) + b"\r\n")) == 431
-    assert status_of(live.raw(GET + b"A: " + b"b" * 500_000)) == 431  # and no end of it
+    assert status_of(live.raw(GET + b"A: " + b"b" * 500_000)) == 431  # without an end
     assert status_of(live.raw(b"GET /" + b"a" * 500_000)) == 414
 
 
-def test_what_is_within_the_limits_is_served(live: Live) -> None:
+def test_requests_at_the_limits_are_served(live: Live) -> None:
     close = b"Connection: close\r\n"
     headers = b"".join(b"A%d: %b\r\n" % (i, b"b" * 300) for i in range(95))
     assert status_of(live.raw(GET + close + headers + b"\r\n")) == 200
@@ -113,7 +113,7 @@ def test_what_is_within_the_limits_is_served(live: Live) -> None:
     assert status_of(live.raw(long)) == 404
 
 
-def test_requests_in_a_row_are_answered_in_order(live: Live, topic: str) -> None:
+def test_pipelined_requests_are_answered_in_order(live: Live, topic: str) -> None:
     live.publish(topic, {"value": "a"}, {"value": "b"})
     path = f"GET /topics/{topic}/messages?offset=%d&limit=1&format=raw HTTP/1.1\r\nHost: x\r\n".encode()
     answer = live.raw(path % 1 + b"\r\n" + path % 0 + b"Connection: close\r\n\r\n")
@@ -135,10 +135,8 @@ def test_an_upgrade_is_ignored(live: Live) -> None:
     [("Content-Length: 5", b"hello"), ("Transfer-Encoding: chunked", b"3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n")],
     ids=["length", "chunked"],
 )
-def test_a_body_behind_an_upgrade_that_is_ignored_is_read(
-    live: Live, topic: str, framing: str, body: bytes, cut: int
-) -> None:
-    """Java's HttpClient offers HTTP/2 with its first request, whatever it is: an empty message was stored."""
+def test_the_body_after_an_ignored_upgrade_is_read(live: Live, topic: str, framing: str, body: bytes, cut: int) -> None:
+    """Java's HttpClient offers an upgrade to HTTP/2 with its first request; an empty message used to be stored."""
     offer = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
     head = f"POST /topics/{topic}/messages HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\n{offer}{framing}\r\n\r\n"
     last = GET + b"Connection: close\r\n\r\n"
@@ -151,14 +149,14 @@ def test_a_body_behind_an_upgrade_that_is_ignored_is_read(
     assert live.values(topic) == ["hello"]
 
 
-def test_what_follows_an_upgrade_that_is_ignored_is_served(live: Live) -> None:
+def test_a_request_after_an_ignored_upgrade_is_served(live: Live) -> None:
     upgrade = b"Upgrade: h2c\r\nConnection: upgrade\r\n\r\n"
     answers = live.raw(GET + upgrade + GET + upgrade + GET + b"Connection: close\r\n\r\n").split(b"HTTP/1.1 ")
     assert [answer[:3] for answer in answers[1:]] == [b"200", b"200", b"200"]
 
 
-def test_a_refused_body_does_not_hide_the_refusal(own: type[Live]) -> None:
-    """The client goes on sending; it must still be able to read why that was in vain."""
+def test_a_client_that_is_still_sending_sees_the_refusal(own: type[Live]) -> None:
+    """The client keeps sending and must still be able to read the error response."""
     server = own(request_bytes_max=1000)
     with server.connect() as sock:
         sock.sendall(POST + b"Content-Length: 50000000\r\n\r\n")
@@ -171,15 +169,15 @@ def test_a_refused_body_does_not_hide_the_refusal(own: type[Live]) -> None:
 
 
 def all_said(live: Live, request: bytes) -> bytes:
-    """What comes back to a client that closes its side behind its request."""
+    """The response to a client that closes its writing side after the request."""
     with live.connect() as sock:
         sock.sendall(request)
         sock.shutdown(socket.SHUT_WR)
         return read_all(sock)
 
 
-def test_a_client_that_has_said_all_gets_its_answers(live: Live, topic: str) -> None:
-    """As nc -N and the like: the message was neither stored nor answered."""
+def test_a_half_closed_connection_gets_its_responses(live: Live, topic: str) -> None:
+    """As nc -N does; the message used to be neither stored nor answered."""
     post = f"POST /topics/{topic}/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello".encode()
     assert status_of(all_said(live, post)) == 200
     assert live.values(topic) == ["hello"]
@@ -188,7 +186,7 @@ def test_a_client_that_has_said_all_gets_its_answers(live: Live, topic: str) -> 
     assert live.values(topic) == ["hello", "hello"]
 
 
-def test_a_client_that_has_said_all_and_waits_is_taken_to_have_hung_up(live: Live, topic: str) -> None:
+def test_a_half_closed_connection_in_a_long_poll_counts_as_disconnected(live: Live, topic: str) -> None:
     live.create(topic)
     for path in ("messages?wait=60", "stream"):
         all_said(live, f"GET /topics/{topic}/{path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -203,13 +201,13 @@ def test_half_a_request_is_not_answered(live: Live, topic: str) -> None:
 EXPECTS = b"Content-Length: 5\r\nExpect: 100-continue\r\n\r\n"
 
 
-def test_a_connection_ends_with_the_refusal_of_a_body_that_was_announced_only(live: Live) -> None:
-    """A client that asks first does not send what is refused: its next request was taken for the body."""
+def test_a_refusal_before_the_body_was_sent_closes_the_connection(live: Live) -> None:
+    """A refused client does not send the body; its next request used to be parsed as the body."""
     answer = live.raw(b"POST /topics/no%20name/messages HTTP/1.1\r\nHost: x\r\n" + EXPECTS)
     assert status_of(answer) == 400 and b"connection: close" in answer
 
 
-def test_a_body_that_was_asked_for_keeps_the_connection(live: Live, topic: str) -> None:
+def test_a_body_after_100_continue_keeps_the_connection_open(live: Live, topic: str) -> None:
     with live.connect() as sock:
         sock.sendall(f"POST /topics/{topic}/messages HTTP/1.1\r\nHost: x\r\n".encode() + EXPECTS)
         assert sock.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -219,7 +217,7 @@ def test_a_body_that_was_asked_for_keeps_the_connection(live: Live, topic: str) 
 
 
 class Patient:
-    """A second listener of the same broker, with a patience of its own."""
+    """A second listener of the same broker, with its own timeouts."""
 
     def __init__(self, live: Live, seconds: float) -> None:
         async def start() -> http_listener.HttpListener:
@@ -242,7 +240,7 @@ class Patient:
         so_far: Callable[[BoundedHttp], bool],
         then: Callable[[BoundedHttp], None] = lambda _: None,
     ) -> BoundedHttp:
-        """The other end of the socket, once it has come so far."""
+        """The server's end of the socket, once it has reached a state."""
         found: list[BoundedHttp] = []
 
         async def look() -> bool:
@@ -257,21 +255,21 @@ class Patient:
         return found[0]
 
     def at_the_end(self, sock: socket.socket, so_far: Callable[[BoundedHttp], bool]) -> None:
-        """Once the connection has come so far, everybody's patience with it is over, as by the clock of the
+        """Once the connection has reached a state, all its timeouts expire, as by the clock of the
         listener."""
         self.link(sock, so_far, lambda link: link.check(link.loop.time() + 1e6))
 
     def stand_still(self, sock: socket.socket, so_far: Callable[[BoundedHttp], bool], *, looks: int = 1) -> None:
-        """Once the connection has come so far, the broker misses the time in which its patience ends."""
+        """Once the connection has reached a state, the broker is suspended beyond its timeouts."""
 
         async def go_on() -> bool:
             for link in self._listener._state.connections:
                 if isinstance(link, BoundedHttp) and link.client == sock.getsockname() and so_far(link):
                     now = link.loop.time()
-                    self._listener._looked, self._listener._was_held_up = now, False
+                    self._listener._last_sweep, self._listener._was_delayed = now, False
                     for look in range(looks):
                         self._listener._check_timeouts(now + 1e6 + look)
-                    self._listener._looked = now
+                    self._listener._last_sweep = now
                     return True
             return False
 
@@ -290,13 +288,13 @@ def hasty(live: Live):  # type: ignore[no-untyped-def]
 
 @pytest.fixture(scope="module")
 def patient_one(live: Live):  # type: ignore[no-untyped-def]
-    """Whatever keeps a test from its next line, this listener waits for it."""
+    """A listener with long timeouts, for tests that expire them explicitly."""
     listener = Patient(live, 1e5)
     yield listener
     listener.close()
 
 
-def test_a_connection_that_says_nothing_is_closed(hasty: Patient) -> None:
+def test_a_silent_connection_is_closed(hasty: Patient) -> None:
     with hasty.connect() as sock:
         assert read_all(sock) == b""
 
@@ -309,8 +307,8 @@ def test_a_head_that_does_not_end_in_time_is_refused(patient_one: Patient) -> No
     assert status_of(answer) == 408 and b"slow_request" in answer
 
 
-def test_a_client_is_not_refused_because_the_broker_stood_still(patient_one: Patient) -> None:
-    """When it goes on, its timers are due before it has read a byte: once, then it is the client."""
+def test_a_client_does_not_time_out_because_the_broker_was_suspended(patient_one: Patient) -> None:
+    """After a suspension timers are due before unread data is read: skipped once, then the client is to blame."""
     with patient_one.connect() as sock:
         sock.sendall(b"GET /health HTTP/1.1\r\nHost: ")
         patient_one.stand_still(sock, lambda link: link.is_reading_head)
@@ -332,7 +330,7 @@ def test_a_second_head_that_does_not_end_in_time_is_refused(patient_one: Patient
     assert [answer[:3] for answer in answers[1:]] == [b"200", b"408"]
 
 
-def test_a_body_that_comes_too_slowly_is_refused(patient_one: Patient, live: Live) -> None:
+def test_a_body_that_arrives_too_slowly_is_refused(patient_one: Patient, live: Live) -> None:
     with patient_one.connect() as sock:
         sock.sendall(b"POST /topics/slow/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc")
         patient_one.at_the_end(sock, lambda link: link._body_bytes == 3)
@@ -340,8 +338,8 @@ def test_a_body_that_comes_too_slowly_is_refused(patient_one: Patient, live: Liv
     assert live.get("/topics/slow").status_code == 404
 
 
-def test_a_body_that_keeps_much_from_others_goes_on_coming(patient_one: Patient) -> None:
-    """Thirty kilobytes in each half minute kept the rest of a megabyte, and what was announced of it, for hours."""
+def test_a_large_body_must_keep_arriving_fast_enough(patient_one: Patient) -> None:
+    """With a fixed minimum of bytes, a slow client could hold the memory of a large body for hours."""
     head, part = b"POST /topics/slow/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n", 31 * 1024
     with patient_one.connect() as sock:
         sock.sendall(head + b"x" * 1_000_000)
@@ -351,7 +349,7 @@ def test_a_body_that_keeps_much_from_others_goes_on_coming(patient_one: Patient)
         assert status_of(read_all(sock)) == 408
 
 
-def test_a_client_that_does_not_take_its_answer_is_cut_off(hasty: Patient, live: Live) -> None:
+def test_a_client_that_does_not_read_its_response_is_disconnected(hasty: Patient, live: Live) -> None:
     live.publish("large", *({"value": "x" * 100_000} for _ in range(150)))
     with hasty.connect() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -360,8 +358,8 @@ def test_a_client_that_does_not_take_its_answer_is_cut_off(hasty: Patient, live:
             pass
 
 
-def test_a_client_that_takes_its_answer_slowly_is_not_cut_off(patient_one: Patient, live: Live) -> None:
-    """Of megabytes in the kernel's buffer much leaves before the kernel takes a byte more from us."""
+def test_a_client_that_reads_slowly_is_not_disconnected(patient_one: Patient, live: Live) -> None:
+    """The kernel accepts no more bytes before a good part of its large buffer is sent."""
     live.publish("large-and-slow", *({"value": "x" * 100_000} for _ in range(150)))
 
     async def is_judged(link: BoundedHttp) -> bool:
@@ -384,7 +382,7 @@ def test_a_client_that_takes_its_answer_slowly_is_not_cut_off(patient_one: Patie
 
 
 def test_clients_that_do_not_read_are_closed_when_memory_stays_short(live: Live) -> None:
-    """As at the other listeners: thousands that follow a topic and read nothing could have all of it."""
+    """As at the other listeners: thousands of followers that read nothing could use all of the memory."""
     live.publish("unread", *({"value": "x" * 100_000} for _ in range(150)))
     holder = next(one for one in live.broker.pressure.holders if one.name == "http_connections")
 
@@ -407,8 +405,8 @@ async def connections(listener: Patient) -> int:
     return len(listener._listener._state.connections)
 
 
-def test_a_waiting_client_is_not_a_slow_one(patient_one: Patient, live: Live) -> None:
-    """Long polls and streams are silent for long, and that is what they are for."""
+def test_a_client_in_a_long_poll_does_not_time_out(patient_one: Patient, live: Live) -> None:
+    """Long polls and event streams are silent by design."""
     live.publish("quiet", {"value": "a"})
     log = live.broker.streams.get("quiet").partitions[0].log
     with patient_one.connect() as sock:
@@ -419,8 +417,8 @@ def test_a_waiting_client_is_not_a_slow_one(patient_one: Patient, live: Live) ->
     assert status_of(answer) == 200 and b"what it waited for" in answer
 
 
-def test_an_empty_line_behind_a_request_does_not_make_it_a_slow_one(patient_one: Patient, live: Live) -> None:
-    """Small devices send one too many: it was taken for a head that never ends, and the long poll was cut off."""
+def test_an_empty_line_after_a_request_starts_no_head_timeout(patient_one: Patient, live: Live) -> None:
+    """Small devices send a surplus empty line, which used to count as an endless head and ended the long poll."""
     live.publish("empty-line", {"value": "a"})
     log = live.broker.streams.get("empty-line").partitions[0].log
 
@@ -441,7 +439,7 @@ def test_an_empty_line_behind_a_request_does_not_make_it_a_slow_one(patient_one:
 
 
 def test_a_connection_that_is_silent_after_a_refused_body_is_closed_in_time(own: type[Live]) -> None:
-    """The body came after the answer, and with it the wait for the next request was over: for ever."""
+    """The body arrived after the response and cancelled the keep-alive timer, so the connection stayed forever."""
     live = own()
 
     async def is_waited_for() -> bool:
@@ -461,7 +459,7 @@ def test_a_connection_that_is_silent_after_a_refused_body_is_closed_in_time(own:
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://[", "https://127.0.0.1:1"])
-def test_pages_of_other_sites_may_not_act(live: Live, topic: str, origin: str) -> None:
+def test_requests_from_pages_of_other_sites_are_refused(live: Live, topic: str, origin: str) -> None:
     live.publish(topic, {"value": "mine"})
     headers = {"origin": origin}
     for method, path in (("POST", "messages"), ("GET", "stream")):
@@ -471,8 +469,8 @@ def test_pages_of_other_sites_may_not_act(live: Live, topic: str, origin: str) -
     assert "access-control-allow-origin" not in live.get("/topics", headers=headers).headers
 
 
-def test_a_picture_on_a_page_of_another_site_does_nothing(live: Live) -> None:
-    """Browsers tell no origin of it, and looking at some addresses does something: this one makes a queue."""
+def test_image_requests_from_other_sites_are_refused(live: Live) -> None:
+    """Image requests have no Origin, and some GET requests have effects: this one declares a queue."""
     for site in ("cross-site", "same-site"):
         headers = {"sec-fetch-site": site, "sec-fetch-mode": "no-cors"}
         assert live.get("/api/aliveness-test/%2F", headers=headers).status_code == 403
@@ -482,7 +480,7 @@ def test_a_picture_on_a_page_of_another_site_does_nothing(live: Live) -> None:
 
 
 @pytest.mark.parametrize("proxy", ["", "https://broker.example.com"], ids=["none", "one that changes the host"])
-def test_pages_of_our_own_may(live: Live, topic: str, proxy: str) -> None:
+def test_requests_from_the_dashboard_are_allowed(live: Live, topic: str, proxy: str) -> None:
     headers = {"origin": proxy or live.base, "sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}
     answer = live.client.post(f"/topics/{topic}/messages", content=b"x", headers=headers)
     assert answer.status_code == 200
@@ -490,18 +488,18 @@ def test_pages_of_our_own_may(live: Live, topic: str, proxy: str) -> None:
     assert answer.status_code == 200, "an older browser, or one without TLS"
 
 
-def test_a_forged_host_changes_nothing(live: Live, topic: str) -> None:
+def test_a_forged_host_header_has_no_effect(live: Live, topic: str) -> None:
     answer = live.client.post("/topics", json={"name": topic}, headers={"host": "evil"})
     assert answer.status_code == 201
     assert "evil" not in str(answer.headers) + answer.text
 
 
-def test_answers_cannot_be_taken_for_something_else(live: Live) -> None:
+def test_responses_forbid_content_sniffing(live: Live) -> None:
     for path in ("/health", "/topics/<script>", "/metrics"):
         assert live.get(path).headers["x-content-type-options"] == "nosniff"
 
 
-def test_a_thousand_rude_connections_leave_nothing_behind(live: Live) -> None:
+def test_a_thousand_malformed_connections_leak_nothing(live: Live) -> None:
     async def state() -> tuple[int, int, int]:
         return len(live.listener._state.connections), len(live.listener._state.tasks), live.listener.site.budget.used
 
@@ -522,7 +520,7 @@ def test_a_thousand_rude_connections_leave_nothing_behind(live: Live) -> None:
 
 
 def open_files() -> int:
-    """Sockets, and files that are open more than once: those of the log a checkpoint opens meanwhile, each once."""
+    """Open sockets, and files that are open more than once; files of the log that a checkpoint opens do not count."""
     found = []
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""How many connections there may be, and who finds a place when all are taken."""
+"""The connection limit, and the connections reserved for standbys."""
 
 from contextlib import ExitStack, closing
 from http.client import HTTPConnection
@@ -15,7 +15,7 @@ GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"
 
 
 @pytest.mark.usefixtures("no_hurry")
-def test_connections_over_the_limit_are_told_so(own: type[Live]) -> None:
+def test_connections_over_the_limit_get_an_error_response(own: type[Live]) -> None:
     server = own(connections_max=3)
     waiting = [server.connect() for _ in range(3)]
 
@@ -43,8 +43,8 @@ def asks_as_standby(connection: HTTPConnection, *, keeps: bool = False) -> int:
 
 
 @pytest.mark.usefixtures("no_hurry")
-def test_a_standby_finds_a_place_when_all_connections_are_taken(own: type[Live]) -> None:
-    """Those who have them may be publishers that wait for it. Others who come do not take its places either."""
+def test_a_standby_can_connect_when_the_limit_is_reached(own: type[Live]) -> None:
+    """All connections may be publishers that wait for a standby. Others cannot take the reserved places."""
     server = own(connections_max=3)
 
     async def counts() -> tuple[int, int]:
@@ -66,8 +66,8 @@ def test_a_standby_finds_a_place_when_all_connections_are_taken(own: type[Live])
 
 
 @pytest.mark.usefixtures("no_hurry")
-def test_whoever_says_nothing_keeps_no_standby_from_its_place(own: type[Live]) -> None:
-    """They had all of them for ten seconds each, and others could come next."""
+def test_silent_connections_do_not_block_the_places_of_standbys(own: type[Live]) -> None:
+    """Silent connections used to occupy the reserved places for ten seconds each."""
     server = own(connections_max=1)
 
     async def in_reserve() -> int:
@@ -90,7 +90,7 @@ def test_whoever_says_nothing_keeps_no_standby_from_its_place(own: type[Live]) -
 
 
 @pytest.mark.usefixtures("no_hurry")
-def test_one_address_leaves_some_connections_to_others(own: type[Live], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_address_cannot_take_all_connections(own: type[Live], monkeypatch: pytest.MonkeyPatch) -> None:
     server, where = own(connections_max=4), ["203.0.113.7"]
     monkeypatch.setattr(bounded_protocol, "is_loopback", lambda host: where[0] == "here")
     monkeypatch.setattr(bounded_protocol, "source_of", lambda host: where[0])

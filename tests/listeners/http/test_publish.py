@@ -21,7 +21,7 @@ from tests.listeners.http.live import Live, code_of, read_all
 MB = 1 << 20
 
 
-def test_one_json_message_answers_with_its_place(live: Live, topic: str) -> None:
+def test_publishing_a_json_message_returns_its_partition_and_offset(live: Live, topic: str) -> None:
     answer = live.client.post(f"/topics/{topic}/messages", json={"key": "k", "value": "v"})
     assert answer.status_code == 200
     assert answer.json() == {"messages": [{"partition": 0, "offset": 0}]}
@@ -30,7 +30,7 @@ def test_one_json_message_answers_with_its_place(live: Live, topic: str) -> None
     assert message == {"partition": 0, "offset": 0, "key": "k", "value": "v", "headers": {}}
 
 
-def test_a_raw_message_is_kept_byte_by_byte(live: Live, topic: str) -> None:
+def test_a_raw_message_is_stored_byte_by_byte(live: Live, topic: str) -> None:
     body = bytes(range(256))
     answer = live.client.post(
         f"/topics/{topic}/messages",
@@ -45,7 +45,7 @@ def test_a_raw_message_is_kept_byte_by_byte(live: Live, topic: str) -> None:
     assert (message["key"], message["timestamp"], message["headers"]) == ("ключ", 1234, {"trace": "abc"})
 
 
-def test_a_header_that_consumers_over_amqp_could_not_read_is_refused(live: Live, topic: str) -> None:
+def test_malformed_amqp_properties_in_a_header_are_refused(live: Live, topic: str) -> None:
     path = f"/topics/{topic}/messages"
     raw = {"content-type": "text/plain", "Headrace-Header-Amqp.Properties": "no properties"}
     answers = [
@@ -64,13 +64,13 @@ def test_no_content_type_means_raw(live: Live, topic: str) -> None:
     assert live.values(topic) == ['{"value": 1}']
 
 
-def test_an_empty_message_is_one_only_if_it_says_what_it_is(live: Live, topic: str) -> None:
+def test_an_empty_message_needs_a_content_type(live: Live, topic: str) -> None:
     assert code_of(live.client.post(f"/topics/{topic}/messages")) == "invalid_input"
     live.client.post(f"/topics/{topic}/messages", headers={"content-type": "text/plain"})
     assert live.values(topic) == [""]
 
 
-def test_ndjson_is_one_message_a_line(live: Live, topic: str) -> None:
+def test_ndjson_has_one_message_per_line(live: Live, topic: str) -> None:
     body = b'{"value": "a"}\n\n{"value": {"b": 1}}\r\n{"value": null, "key": "k"}'
     answer = live.client.post(
         f"/topics/{topic}/messages", content=body, headers={"content-type": "application/x-ndjson"}
@@ -79,7 +79,7 @@ def test_ndjson_is_one_message_a_line(live: Live, topic: str) -> None:
     assert live.values(topic) == ["a", '{"b": 1}', None]
 
 
-def test_answers_are_in_the_order_sent_whatever_the_partitions(live: Live, topic: str) -> None:
+def test_offsets_are_returned_in_the_order_sent_across_partitions(live: Live, topic: str) -> None:
     live.create(topic, partitions=4)
     messages = [{"key": f"k{i}", "value": i} for i in range(200)]
     places = live.publish(topic, *messages)
@@ -92,7 +92,7 @@ def test_answers_are_in_the_order_sent_whatever_the_partitions(live: Live, topic
         assert offsets == list(range(len(offsets)))
 
 
-def test_messages_without_a_key_of_one_request_stay_together_and_requests_take_turns(live: Live, topic: str) -> None:
+def test_keyless_messages_of_a_request_share_a_partition_and_requests_rotate(live: Live, topic: str) -> None:
     live.create(topic, partitions=3)
     used = [{p for p, _ in live.publish(topic, *[{"value": 1}] * 5)} for _ in range(3)]
     assert sorted(used, key=min) == [{0}, {1}, {2}]
@@ -103,7 +103,7 @@ def test_a_message_may_name_its_partition(live: Live, topic: str) -> None:
     assert live.publish(topic, {"value": 1, "partition": 2}, {"value": 1, "partition": 0}) == [(2, 0), (0, 0)]
 
 
-def test_a_partition_that_is_not_there_is_refused_and_nothing_of_the_request_is_kept(live: Live, topic: str) -> None:
+def test_an_unknown_partition_refuses_the_whole_request(live: Live, topic: str) -> None:
     live.create(topic, partitions=2)
     answer = live.client.post(
         f"/topics/{topic}/messages", json=[{"value": 1, "partition": 0}, {"value": 1, "partition": 2}]
@@ -181,7 +181,7 @@ def test_a_message_larger_than_a_batch_is_refused(live: Live, topic: str) -> Non
     assert live.read(topic) == []
 
 
-def test_large_bodies_are_handled_beside_the_loop(live: Live, topic: str) -> None:
+def test_large_bodies_are_parsed_in_a_thread(live: Live, topic: str) -> None:
     messages = [{"value": "y" * 1000, "key": str(i)} for i in range(2000)]
     assert len(live.publish(topic, *messages)) == 2000
     assert len(live.read(topic, limit=10_000, max_bytes=16 * MB)) == 2000
@@ -215,7 +215,7 @@ def test_bad_json_is_refused_with_a_code(live: Live, body: bytes, code: str) -> 
     assert set(live.values("bad-json")) == {"there"}
 
 
-def test_a_refusal_says_which_message_is_wrong(live: Live, topic: str) -> None:
+def test_the_error_has_the_index_of_the_malformed_message(live: Live, topic: str) -> None:
     answer = live.client.post(f"/topics/{topic}/messages", json=[{"value": 1}, {"key": 1}])
     assert answer.json()["index"] == 1
 
@@ -231,7 +231,7 @@ def test_an_unknown_content_encoding_is_refused(live: Live, topic: str) -> None:
     assert (answer.status_code, code_of(answer)) == (415, "unsupported_media_type")
 
 
-def test_parameters_of_raw_messages_are_not_for_json(live: Live, topic: str) -> None:
+def test_query_parameters_of_raw_messages_are_refused_for_json(live: Live, topic: str) -> None:
     answer = live.client.post(f"/topics/{topic}/messages?key=a", json={"value": 1})
     assert (answer.status_code, code_of(answer)) == (400, "invalid_input")
 
@@ -244,16 +244,16 @@ def test_bad_parameters_of_raw_messages_are_refused(live: Live, topic: str, quer
     assert (answer.status_code, code_of(answer)) == (400, "invalid_input")
 
 
-def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_read(own: type[Live]) -> None:
+def test_a_content_length_over_the_limit_is_refused_before_reading(own: type[Live]) -> None:
     server = own(request_bytes_max=1000)
     head = b"POST /topics/t/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n"
     with server.connect() as sock:
-        sock.sendall(head)  # and not a byte of the body
+        sock.sendall(head)  # without a byte of the body
         answer = read_all(sock)
     assert b" 413 " in answer and b"body_too_large" in answer and b"connection: close" in answer
 
 
-def test_a_body_that_grows_too_large_is_refused_while_it_comes(own: type[Live]) -> None:
+def test_a_chunked_body_over_the_limit_is_refused_while_it_arrives(own: type[Live]) -> None:
     server = own(request_bytes_max=1000)
     answer = server.client.post("/topics/t/messages", content=iter([b"x" * 600] * 100))
     assert (answer.status_code, code_of(answer)) == (413, "body_too_large")
@@ -292,7 +292,7 @@ def test_a_small_body_that_decompresses_to_a_large_one_is_decompressed_in_a_thre
     assert decompressed == {"http-body": len(body)}, answer.text
 
 
-def test_a_client_that_asks_before_sending_is_told_to_go_on(live: Live, topic: str) -> None:
+def test_expect_100_continue_is_answered(live: Live, topic: str) -> None:
     with live.connect() as sock:
         sock.sendall(
             f"POST /topics/{topic}/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n"
@@ -303,7 +303,7 @@ def test_a_client_that_asks_before_sending_is_told_to_go_on(live: Live, topic: s
         assert b" 200 OK" in sock.recv(65536)
 
 
-def test_too_many_bytes_at_once_are_turned_away_with_a_time_to_come_back(own: type[Live]) -> None:
+def test_requests_over_the_memory_budget_get_retry_after(own: type[Live]) -> None:
     server = own()
     server.listener.site.budget.bytes_max = 1000
     with server.connect() as first:
@@ -318,8 +318,8 @@ def test_too_many_bytes_at_once_are_turned_away_with_a_time_to_come_back(own: ty
     assert server.client.post("/topics/t/messages", content=b"y" * 200).status_code == 200
 
 
-def test_what_is_announced_and_does_not_come_is_kept_from_nobody(own: type[Live]) -> None:
-    """A few slow bodies of the largest size turned every other publisher away, for hours."""
+def test_an_announced_body_reserves_no_budget(own: type[Live]) -> None:
+    """A few slow large bodies used to block all other publishers for hours."""
     server = own()
     server.listener.site.budget.bytes_max = 1000
     with server.connect() as slow:
@@ -331,10 +331,10 @@ def test_what_is_announced_and_does_not_come_is_kept_from_nobody(own: type[Live]
         assert b" 200 OK" in slow.recv(65536), "alone it may be larger than the budget"
 
 
-def test_long_lists_are_part_of_the_budget_and_short_ones_are_not(
+def test_large_responses_count_against_the_budget_and_small_ones_do_not(
     own: type[Live], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Thousands of readers that are slow to take a list of thousands would be all of the memory."""
+    """Thousands of slow clients with a large response each would use all of the memory."""
     server = own()
     for number in range(10):
         server.create(f"topic-{number}")
@@ -345,7 +345,7 @@ def test_long_lists_are_part_of_the_budget_and_short_ones_are_not(
             server.get("/health")
         paths = ("/topics", "/api/queues", "/api/definitions")
         assert [server.get(path).status_code for path in paths] == [200] * 3
-        monkeypatch.setattr(authorization, "COUNTED_BYTES_MIN", 300)
+        monkeypatch.setattr(authorization, "BUDGETED_BYTES_MIN", 300)
         assert [server.get(path).status_code for path in paths] == [429] * 3
         assert server.get("/health").status_code == 200
     while server.listener.site.budget.used:
@@ -353,7 +353,7 @@ def test_long_lists_are_part_of_the_budget_and_short_ones_are_not(
     assert server.get("/topics").status_code == 200
 
 
-def test_one_address_leaves_some_of_the_budget_to_others() -> None:
+def test_one_address_cannot_use_up_the_budget() -> None:
     budget = Budget(1000)
     with budget.share("a") as first, budget.share("a") as second, budget.share("b") as other:
         first.take(700)
@@ -367,7 +367,7 @@ def test_one_address_leaves_some_of_the_budget_to_others() -> None:
     assert budget.used == 0 and not budget._by_source
 
 
-def test_publishers_are_turned_away_while_the_disk_does_not_keep_up(own: type[Live]) -> None:
+def test_publishers_are_refused_while_the_disk_is_too_slow(own: type[Live]) -> None:
     server = own()
     server.publish("t", {"value": 1})
 
@@ -381,7 +381,7 @@ def test_publishers_are_turned_away_while_the_disk_does_not_keep_up(own: type[Li
     assert server.publish("t", {"value": 2}) == [(0, 1)]
 
 
-def test_a_body_of_nothing_but_newlines_holds_no_message(live: Live, topic: str) -> None:
+def test_a_body_of_newlines_contains_no_message(live: Live, topic: str) -> None:
     body = b"\n \r\n" * 1_000_000
     answer = live.client.post(
         f"/topics/{topic}/messages", content=body, headers={"content-type": "application/x-ndjson"}
@@ -389,7 +389,7 @@ def test_a_body_of_nothing_but_newlines_holds_no_message(live: Live, topic: str)
     assert (answer.status_code, code_of(answer)) == (400, "invalid_input")
 
 
-def test_a_compacted_topic_takes_no_message_without_a_key(live: Live, topic: str) -> None:
+def test_a_compacted_topic_refuses_messages_without_a_key(live: Live, topic: str) -> None:
     live.create(topic, cleanup_policy="compact")
     answer = live.client.post(f"/topics/{topic}/messages", json=[{"key": "a", "value": 1}, {"value": 2}])
     assert (answer.status_code, code_of(answer)) == (400, "invalid_input")

@@ -37,7 +37,7 @@ def test_pages_follow_each_other_by_next_offset(live: Live, topic: str) -> None:
     assert seen == [f"{batch}.{i}" for batch in range(10) for i in range(10)]
 
 
-def test_max_bytes_bounds_a_page_but_never_to_nothing(live: Live, topic: str) -> None:
+def test_max_bytes_bounds_a_page_but_returns_at_least_one_message(live: Live, topic: str) -> None:
     live.publish(topic, *({"value": "x" * 1000} for _ in range(10)))
     page = live.get(f"/topics/{topic}/messages", params={"max_bytes": 2500}).json()
     assert (len(page["messages"]), page["next_offset"]) == (2, 2)
@@ -45,7 +45,7 @@ def test_max_bytes_bounds_a_page_but_never_to_nothing(live: Live, topic: str) ->
     assert (len(page["messages"]), page["next_offset"]) == (1, 1)
 
 
-def test_a_message_larger_than_the_default_page_still_comes(live: Live, topic: str) -> None:
+def test_a_message_larger_than_the_default_page_is_returned(live: Live, topic: str) -> None:
     live.publish(topic, {"value": "x" * 3_000_000}, {"value": "small"})
     assert live.values(topic) == ["x" * 3_000_000]
     assert live.values(topic, offset=1) == ["small"]
@@ -58,13 +58,13 @@ def test_reading_by_time(live: Live, topic: str) -> None:
     assert live.values(topic, timestamp=99_999_999) == []
 
 
-def test_words_for_the_first_and_the_next_offset(live: Live, topic: str) -> None:
+def test_earliest_and_latest_are_accepted_as_offsets(live: Live, topic: str) -> None:
     live.publish(topic, {"value": "a"}, {"value": "b"})
     assert live.values(topic, offset="earliest") == ["a", "b"]
     assert live.get(f"/topics/{topic}/messages?offset=latest").json() == {"messages": [], "next_offset": 2}
 
 
-def test_ndjson_has_a_message_a_line_and_the_next_offset_in_a_header(live: Live, topic: str) -> None:
+def test_ndjson_responses_have_the_next_offset_in_a_header(live: Live, topic: str) -> None:
     live.publish(topic, {"value": "a\nb"}, {"value": "c"})
     answer = live.get(f"/topics/{topic}/messages", headers={"accept": "application/x-ndjson"})
     assert answer.headers["content-type"] == "application/x-ndjson"
@@ -73,7 +73,7 @@ def test_ndjson_has_a_message_a_line_and_the_next_offset_in_a_header(live: Live,
     assert live.get(f"/topics/{topic}/messages?format=ndjson").text == answer.text
 
 
-def test_raw_is_the_value_of_one_message_with_the_rest_in_headers(live: Live, topic: str) -> None:
+def test_a_raw_response_is_one_value_with_the_rest_in_headers(live: Live, topic: str) -> None:
     key = base64.b64encode(b"k\xff").decode()
     live.publish(topic, {"value": "/wA=", "key": key, "encoding": "base64", "timestamp": 5}, {"value": None})
     answer = live.get(f"/topics/{topic}/messages", headers={"accept": "application/octet-stream"})
@@ -93,7 +93,7 @@ def test_raw_is_the_value_of_one_message_with_the_rest_in_headers(live: Live, to
     assert code_of(live.get(f"/topics/{topic}/messages?format=raw&limit=2")) == "invalid_input"
 
 
-def test_bytes_that_are_not_text_come_as_base64_and_say_so(live: Live, topic: str) -> None:
+def test_binary_values_are_returned_as_marked_base64(live: Live, topic: str) -> None:
     live.publish(topic, {"value": "/w==", "encoding": "base64", "headers": {"a": "b"}})
     [message] = live.read(topic)
     assert (message["value"], message["encoding"]) == ("/w==", "base64")
@@ -102,12 +102,12 @@ def test_bytes_that_are_not_text_come_as_base64_and_say_so(live: Live, topic: st
     assert message["encoding"] == {"value": "base64", "headers": "base64"}
 
 
-def test_repeated_headers_come_as_pairs(live: Live, topic: str) -> None:
+def test_repeated_headers_are_returned_as_pairs(live: Live, topic: str) -> None:
     live.publish(topic, {"value": 1, "headers": [["a", "x"], ["a", "y"]]})
     assert live.read(topic)[0]["headers"] == [["a", "x"], ["a", "y"]]
 
 
-def test_several_partitions_must_be_told_apart(live: Live, topic: str) -> None:
+def test_reading_from_several_partitions_needs_a_partition(live: Live, topic: str) -> None:
     live.create(topic, partitions=3)
     answer = live.get(f"/topics/{topic}/messages")
     assert (answer.status_code, code_of(answer)) == (400, "invalid_input")
@@ -115,7 +115,7 @@ def test_several_partitions_must_be_told_apart(live: Live, topic: str) -> None:
     assert "0, 1, 2" in answer.json()["detail"]
 
 
-def test_an_offset_outside_the_partition_is_refused_with_what_there_is(live: Live, topic: str) -> None:
+def test_an_offset_out_of_range_is_refused_with_start_and_end(live: Live, topic: str) -> None:
     live.publish(topic, {"value": 1})
     answer = live.get(f"/topics/{topic}/messages?offset=2")
     assert (answer.status_code, code_of(answer)) == (416, "offset_out_of_range")
@@ -144,7 +144,7 @@ def test_a_partition_that_is_not_there_is_not_found(live: Live, topic: str) -> N
     assert (answer.status_code, code_of(answer)) == (404, "partition_not_found")
 
 
-def test_a_form_there_is_not_is_not_acceptable(live: Live, topic: str) -> None:
+def test_an_unsupported_media_type_is_not_acceptable(live: Live, topic: str) -> None:
     live.publish(topic, {"value": 1})
     answer = live.get(f"/topics/{topic}/messages", headers={"accept": "image/png"})
     assert (answer.status_code, code_of(answer)) == (406, "not_acceptable")
@@ -160,7 +160,7 @@ def test_a_long_poll_ends_with_the_first_message(live: Live, topic: str) -> None
     assert found == [["new"]]
 
 
-def test_a_long_poll_ends_empty_when_its_time_is_over(live: Live, topic: str) -> None:
+def test_a_long_poll_returns_nothing_after_its_timeout(live: Live, topic: str) -> None:
     live.publish(topic, {"value": 1})
     answer = live.get(f"/topics/{topic}/messages?offset=1&wait=20ms")
     assert answer.json() == {"messages": [], "next_offset": 1}
@@ -179,7 +179,7 @@ def test_a_long_poll_ends_when_the_topic_is_deleted(live: Live, topic: str) -> N
     assert found == [404]
 
 
-def test_a_client_that_hangs_up_while_waiting_is_forgotten(live: Live, topic: str) -> None:
+def test_a_disconnect_during_a_long_poll_leaks_nothing(live: Live, topic: str) -> None:
     live.publish(topic, {"value": 1})
     with live.connect() as sock:
         sock.sendall(f"GET /topics/{topic}/messages?offset=1&wait=60 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -191,13 +191,13 @@ def test_a_client_that_hangs_up_while_waiting_is_forgotten(live: Live, topic: st
 
 @pytest.mark.usefixtures("no_hurry")
 @pytest.mark.parametrize("path", ["messages", "partitions/0/batches"])
-def test_readers_that_wait_keep_no_bytes_from_others(own: type[Live], path: str) -> None:
+def test_waiting_readers_hold_no_memory_budget(own: type[Live], path: str) -> None:
     server = own()
     server.publish("quiet", {"value": "old"})
     server.listener.site.budget.bytes_max = 4 << 20
     with ExitStack() as stack:
         waiting = [stack.enter_context(server.connect()) for _ in range(8)]
-        for count, sock in enumerate(waiting, 1):  # each asks for a megabyte
+        for count, sock in enumerate(waiting, 1):  # each requests a megabyte
             sock.sendall(f"GET /topics/quiet/{path}?offset=1&wait=50 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             eventually(lambda: server.call(waiters(server, "quiet")) == count, "the request waits")  # noqa: B023
         assert server.listener.site.budget.used == 0
@@ -210,7 +210,7 @@ def test_readers_that_wait_keep_no_bytes_from_others(own: type[Live], path: str)
 
 @pytest.mark.usefixtures("no_hurry")
 @pytest.mark.parametrize("path", ["messages", "partitions/0/batches"])
-def test_a_long_poll_that_finds_no_bytes_left_is_told_to_try_again(own: type[Live], path: str) -> None:
+def test_a_long_poll_without_budget_at_its_end_gets_retry_after(own: type[Live], path: str) -> None:
     server = own()
     server.publish("quiet", {"value": "old"})
     budget = server.listener.site.budget
@@ -231,7 +231,7 @@ async def waiters(live: Live, topic: str) -> int:
     return sum(waiter.callback is not None for waiter in log._waiters)
 
 
-def test_offsets_say_where_partitions_begin_and_end(live: Live, topic: str) -> None:
+def test_offsets_returns_start_and_end_of_partitions(live: Live, topic: str) -> None:
     live.create(topic, partitions=2)
     live.publish(topic, {"value": 1, "partition": 1}, {"value": 1, "partition": 1})
     assert live.get(f"/topics/{topic}/offsets").json() == {
@@ -240,7 +240,7 @@ def test_offsets_say_where_partitions_begin_and_end(live: Live, topic: str) -> N
     }
 
 
-def test_batches_come_whole_as_they_are_stored(live: Live, topic: str) -> None:
+def test_batches_are_returned_as_stored(live: Live, topic: str) -> None:
     for batch in range(3):
         live.publish(topic, *({"value": f"{batch}.{i}"} for i in range(4)))
     answer = live.get(f"/topics/{topic}/partitions/0/batches", params={"offset": 5})
@@ -266,18 +266,18 @@ def test_bad_requests_for_batches_are_refused(live: Live, path: str, status: int
     code_of(answer)
 
 
-def test_large_answers_arrive_whole(live: Live, topic: str) -> None:
+def test_large_responses_arrive_completely(live: Live, topic: str) -> None:
     values = [f"{i}-" + "z" * 1000 for i in range(4000)]
     for at in range(0, 4000, 1000):
         live.publish(topic, *({"value": value} for value in values[at : at + 1000]))
     assert live.values(topic, limit=10_000, max_bytes=16 << 20) == values
 
 
-def test_a_batch_that_cannot_be_decoded_is_named_and_can_be_stepped_over(live: Live, topic: str) -> None:
-    """A Kafka client may have sent a batch whose checksum is right and whose compressed records are not."""
+def test_an_undecodable_batch_is_reported_and_can_be_skipped(live: Live, topic: str) -> None:
+    """A Kafka client may send a batch with a valid checksum and corrupt compressed records."""
     live.publish(topic, {"value": "before"})
     bad = codec.build([(None, b"x" * 100, (), -1)], codec=0, timestamp_ms=1)
-    bad[21:23] = (4).to_bytes(2, "big")  # says zstd
+    bad[21:23] = (4).to_bytes(2, "big")  # claims zstd
     from crc32c import crc32c
 
     bad[17:21] = crc32c(bytes(bad[21:])).to_bytes(4, "big")
@@ -294,7 +294,7 @@ def test_a_batch_that_cannot_be_decoded_is_named_and_can_be_stepped_over(live: L
     assert live.values(topic, offset=answer.json()["next_offset"]) == ["after"]
 
 
-def test_messages_of_aborted_transactions_are_not_read(own: type[Live]) -> None:
+def test_aborted_messages_are_not_returned(own: type[Live]) -> None:
     from confluent_kafka import Producer
 
     server = own(kafka=Address("localhost", 0))
@@ -320,7 +320,7 @@ def test_messages_of_aborted_transactions_are_not_read(own: type[Live]) -> None:
         assert [next(events)[2]["value"] for _ in committed] == committed
 
 
-def test_an_open_transaction_holds_back_what_is_behind_it(own: type[Live]) -> None:
+def test_an_open_transaction_holds_back_later_messages(own: type[Live]) -> None:
     from confluent_kafka import Producer
 
     server = own(kafka=Address("localhost", 0))

@@ -15,7 +15,7 @@ from tests.listeners.http.live import Live
 from tests.listeners.http.registries import BROKEN, INT, LONG, ONE, STRING, TWO, Registry, record
 
 
-def test_an_empty_registry_answers_and_makes_no_topic(registry: Registry) -> None:
+def test_an_empty_registry_responds_without_creating_its_topic(registry: Registry) -> None:
     assert registry.ok("GET", "/subjects") == []
     assert registry.ok("GET", "") == registry.ok("GET", "/") == {}
     assert registry.ok("GET", "/schemas/types") == ["AVRO", "JSON", "PROTOBUF"]
@@ -56,7 +56,7 @@ def test_a_schema_has_an_id_and_its_subjects_have_versions(registry: Registry) -
     assert registry.ok("GET", "/subjects/:.:a/versions") == [1, 2]
 
 
-def test_schemas_are_listed_a_thousand_at_a_time(shared: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_lists_at_most_a_thousand_schemas(shared: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.listeners.http.registry.routes.LISTED_MAX", 2)
     for number in range(3):
         shared.register(f"listed-{number}", ONE)
@@ -68,7 +68,7 @@ def test_schemas_are_listed_a_thousand_at_a_time(shared: Registry, monkeypatch: 
     assert (listed(offset=2), listed(offset=1, limit=1)) == (["listed-2"], ["listed-1"])
 
 
-def test_everything_outlives_a_restart(own: type[Live]) -> None:
+def test_schemas_and_settings_survive_a_restart(own: type[Live]) -> None:
     first = own()
     registry = Registry(first)
     registry.register("a", ONE)
@@ -86,7 +86,7 @@ def test_everything_outlives_a_restart(own: type[Live]) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_each_level_lets_follow_what_it_says(shared: Registry, level: str) -> None:
+def test_each_compatibility_level_accepts_compatible_schemas_only(shared: Registry, level: str) -> None:
     subject = f"level-{level}"
     shared.register(subject, LONG)
     shared.ok("PUT", f"/config/{subject}", {"compatibility": level})
@@ -102,7 +102,7 @@ def test_each_level_lets_follow_what_it_says(shared: Registry, level: str) -> No
         assert shared.versions(subject) == [1]
 
 
-def test_a_transitive_level_looks_at_all_versions_and_others_at_the_last(shared: Registry) -> None:
+def test_transitive_levels_compare_all_versions_and_others_the_latest(shared: Registry) -> None:
     without = record(("a", "int"))
     optional = record(("a", "int"), ("b", "string"), b="")
     required = record(("a", "int"), ("b", "string"))
@@ -116,9 +116,7 @@ def test_a_transitive_level_looks_at_all_versions_and_others_at_the_last(shared:
         }
 
 
-def test_a_new_version_is_the_only_one_that_is_parsed_however_many_it_is_compared_with(
-    shared: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_new_schema_is_parsed_when_it_is_compared(shared: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     shared.ok("PUT", "/config/long", {"compatibility": "FULL_TRANSITIVE"})
     parse, parsed = kinds.parse, []
 
@@ -134,7 +132,7 @@ def test_a_new_version_is_the_only_one_that_is_parsed_however_many_it_is_compare
     assert parsed == texts
 
 
-def test_what_does_not_fit_is_refused_with_the_place(shared: Registry) -> None:
+def test_an_incompatible_schema_is_refused_with_the_location(shared: Registry) -> None:
     shared.register("places", ONE)
     answer = shared.ask("POST", "/subjects/places/versions", {"schema": BROKEN})
     assert answer.status_code == 409
@@ -144,7 +142,7 @@ def test_what_does_not_fit_is_refused_with_the_place(shared: Registry) -> None:
     assert shared.code("POST", "/compatibility/subjects/nobody/versions/7", {"schema": ONE}) == 40402
 
 
-def test_anything_fits_a_subject_that_is_not_there(shared: Registry) -> None:
+def test_any_schema_is_compatible_with_an_unknown_subject(shared: Registry) -> None:
     for path in ("versions", "versions/latest"):
         bad = shared.ok("POST", f"/compatibility/subjects/nobody/{path}", {"schema": "{"}, verbose="true")
         assert not bad["is_compatible"] and "Invalid schema" in bad["messages"][0]
@@ -153,7 +151,7 @@ def test_anything_fits_a_subject_that_is_not_there(shared: Registry) -> None:
         assert found == {"is_compatible": True, "messages": []}
 
 
-def test_levels_and_modes_of_subjects_fall_back_to_those_of_all(registry: Registry) -> None:
+def test_levels_and_modes_of_subjects_default_to_the_global_ones(registry: Registry) -> None:
     assert registry.code("GET", "/config/a") == 40408
     assert registry.ok("GET", "/config/a", defaultToGlobal="true") == {"compatibilityLevel": "BACKWARD"}
     assert registry.ok("PUT", "/config", {"compatibility": "NONE"}) == {"compatibility": "NONE"}
@@ -178,7 +176,7 @@ def test_levels_and_modes_of_subjects_fall_back_to_those_of_all(registry: Regist
     assert registry.code("PUT", "/mode", {"mode": "OPEN"}) == 42204
 
 
-def test_a_schema_that_is_there_is_answered_also_where_none_is_taken(registry: Registry) -> None:
+def test_a_registered_schema_is_returned_even_in_read_only_mode(registry: Registry) -> None:
     registry.register("a", ONE)
     for mode in ("READONLY", "READONLY_OVERRIDE", "IMPORT"):
         registry.ok("PUT", "/mode/a", {"mode": mode}, force="true")
@@ -186,7 +184,7 @@ def test_a_schema_that_is_there_is_answered_also_where_none_is_taken(registry: R
         assert registry.code("POST", "/subjects/a/versions", {"schema": TWO}) == 42205
 
 
-def test_to_import_what_was_deleted_makes_room(registry: Registry) -> None:
+def test_importing_over_a_deleted_version_replaces_it(registry: Registry) -> None:
     registry.register("a", ONE)
     registry.ok("PUT", "/config/a", {"compatibility": "NONE"})
     assert registry.code("PUT", "/mode/a", {"mode": "IMPORT"}) == 42205
@@ -197,7 +195,7 @@ def test_to_import_what_was_deleted_makes_room(registry: Registry) -> None:
     assert registry.ok("GET", "/schemas/ids/1") == {"schema": TWO}
 
 
-def test_one_schema_is_imported_as_several_versions(registry: Registry) -> None:
+def test_a_schema_may_be_imported_as_several_versions(registry: Registry) -> None:
     registry.ok("PUT", "/mode/a", {"mode": "IMPORT"})
     for version in (1, 3, 1):
         body = {"schema": ONE, "id": 7, "version": version}
@@ -209,7 +207,7 @@ def test_one_schema_is_imported_as_several_versions(registry: Registry) -> None:
     assert made == {"id": 8, "version": 4}
 
 
-def test_a_config_keeps_what_is_not_said_and_forgets_what_is_taken_back(registry: Registry) -> None:
+def test_a_config_change_keeps_other_fields_and_null_resets_one(registry: Registry) -> None:
     assert registry.ok("PUT", "/config/a", {"normalize": True}) == {"normalize": True}
     assert registry.ok("GET", "/config/a") == {"normalize": True}
     both = {"compatibilityLevel": "NONE", "normalize": True}
@@ -227,7 +225,7 @@ AS_JAVA = '{"type":"record","name":"r","fields":[],"zeta":1,"alpha":2}'
 NORMALIZED = '{"type":"record","name":"r","fields":[],"alpha":2,"zeta":1}'
 
 
-def test_a_schema_is_the_same_in_any_order_of_keys_that_avro_knows_and_normalized_of_all(registry: Registry) -> None:
+def test_equal_schemas_are_recognized_independent_of_key_order(registry: Registry) -> None:
     assert registry.register("a", TURNED) == registry.register("a", AS_JAVA) == 1
     assert registry.ok("GET", "/schemas/ids/1") == {"schema": AS_JAVA}
     assert registry.code("POST", "/subjects/a", {"schema": NORMALIZED}) == 40403
@@ -239,7 +237,7 @@ def test_a_schema_is_the_same_in_any_order_of_keys_that_avro_knows_and_normalize
     assert registry.register("b", NORMALIZED) == 2
 
 
-def test_a_config_normalizes_all_that_is_registered_and_looked_up_but_nothing_imported(registry: Registry) -> None:
+def test_normalize_in_the_config_applies_to_all_but_imports(registry: Registry) -> None:
     for path in ("/config", "/config/a"):
         registry.ok("PUT", path, {"normalize": True})
         assert registry.register("a", TURNED) == 1
@@ -251,7 +249,7 @@ def test_a_config_normalizes_all_that_is_registered_and_looked_up_but_nothing_im
     assert registry.ok("GET", "/schemas/ids/7") == {"schema": AS_JAVA}
 
 
-def test_normalized_references_are_sorted_and_each_is_there_once(registry: Registry) -> None:
+def test_normalized_references_are_sorted_and_unique(registry: Registry) -> None:
     for name in "ab":
         registry.register(name, f'{{"type":"record","name":"{name}","fields":[]}}')
     needed = [{"name": name, "subject": name, "version": 1} for name in "ab"]
@@ -276,7 +274,7 @@ def test_a_schema_is_imported_under_its_id_and_version(registry: Registry) -> No
     assert registry.register("a", TWO) == 8
 
 
-def test_when_the_last_id_is_in_use_only_schemas_that_have_one_are_taken(registry: Registry) -> None:
+def test_without_free_ids_only_known_schemas_are_accepted(registry: Registry) -> None:
     registry.register("a", ONE)
     registry.ok("PUT", "/mode/b", {"mode": "IMPORT"})
     registry.ok("POST", "/subjects/b/versions", {"schema": TWO, "id": 2**31 - 1, "version": 1})
@@ -306,7 +304,7 @@ def test_when_the_last_id_is_in_use_only_schemas_that_have_one_are_taken(registr
         ({"schema": STRING, "x": "y" * (5 << 20)}, 413),
     ],
 )
-def test_what_is_no_schema_is_refused_and_stored_nowhere(shared: Registry, body: Any, code: int) -> None:
+def test_an_invalid_schema_is_refused_and_not_stored(shared: Registry, body: Any, code: int) -> None:
     assert shared.code("POST", "/subjects/bad/versions", body) == code
     assert shared.code("GET", "/subjects/bad/versions") == 40401
 
@@ -331,7 +329,7 @@ def test_names_of_subjects_and_parameters_are_checked(shared: Registry) -> None:
     assert shared.code("PATCH", "/subjects") == 405
 
 
-def test_schemas_are_for_those_who_may_read_or_write_their_topic(own: type[Live], tmp_path: Path) -> None:
+def test_schemas_need_the_permissions_of_their_topic(own: type[Live], tmp_path: Path) -> None:
     live = own()
     for name, rights in (("reader", {"read": f"^{TOPIC}$"}), ("writer", {"write": f"^{TOPIC}$"}), ("other", {})):
         live.call(live.broker.users.put_user(name, password="x"))
@@ -356,7 +354,7 @@ def test_schemas_are_for_those_who_may_read_or_write_their_topic(own: type[Live]
         assert live.get(f"/api/headrace/{path}", auth=("other", "x")).status_code == 403
 
 
-def test_the_management_api_lists_subjects_with_what_holds_for_them(registry: Registry) -> None:
+def test_the_management_api_lists_subjects_with_their_levels(registry: Registry) -> None:
     def see(path: str, **query: Any) -> Any:
         return registry._live.get(f"/api/headrace/{path}", params=query).json()
 

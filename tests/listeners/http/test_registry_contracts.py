@@ -1,4 +1,4 @@
-"""Metadata and rule sets of schemas: kept as they come, inherited, asked for."""
+"""Metadata and rule sets of schemas: stored unchanged, inherited, and searched."""
 
 from tests.listeners.http.live import Live
 from tests.listeners.http.registries import LONG, ONE, STRING, TWO, Registry
@@ -10,7 +10,7 @@ KEPT_OWNED = {**OWNED, "tags": {"r.a": ["A", "PII"]}}
 KEPT_RULES = {"domainRules": [{**RULE, "disabled": False}]}
 
 
-def test_metadata_and_rules_are_kept_and_handed_out_and_make_another_schema(own: type[Live]) -> None:
+def test_metadata_and_rules_are_stored_and_distinguish_schemas(own: type[Live]) -> None:
     live = own()
     registry = Registry(live)
     assert registry.register("plain", ONE) == 1
@@ -31,7 +31,7 @@ def test_metadata_and_rules_are_kept_and_handed_out_and_make_another_schema(own:
     assert registry.register("b", ONE, metadata=KEPT_OWNED, ruleSet=KEPT_RULES) == 2
 
 
-def test_a_new_version_has_the_metadata_and_rules_of_the_one_before_it_unless_it_brings_its_own(
+def test_a_new_version_inherits_metadata_and_rules(
     registry: Registry,
 ) -> None:
     registry.register("a", ONE, metadata=OWNED, ruleSet=RULES)
@@ -45,7 +45,7 @@ def test_a_new_version_has_the_metadata_and_rules_of_the_one_before_it_unless_it
     assert (found["schema"], found["metadata"], found["ruleSet"]) == (TWO, {}, {})
 
 
-def test_the_newest_version_with_some_properties_is_found(registry: Registry) -> None:
+def test_the_latest_version_with_given_properties_is_found(registry: Registry) -> None:
     for number, schema in enumerate((ONE, TWO), 1):
         registry.register("a", schema, metadata={"properties": {"major": str(number), "x": "y"}})
     path = "/subjects/a/metadata"
@@ -55,7 +55,7 @@ def test_the_newest_version_with_some_properties_is_found(registry: Registry) ->
     assert registry.code("GET", "/subjects/nobody/metadata", key="x", value="z") == 40401
 
 
-def test_a_config_brings_metadata_and_rules_and_says_which_versions_are_compared(registry: Registry) -> None:
+def test_a_config_sets_metadata_rules_and_the_compatibility_group(registry: Registry) -> None:
     default, override = ({"properties": {"a": name, name: "1"}} for name in ("default", "override"))
     config = {"compatibilityGroup": "major", "defaultMetadata": default, "overrideMetadata": override}
     asked = {**config, "defaultRuleSet": RULES}
@@ -73,7 +73,7 @@ def test_a_config_brings_metadata_and_rules_and_says_which_versions_are_compared
     assert registry.code("PUT", "/config/a", {"defaultRuleSet": {"domainRules": [{}]}}) == 42210
 
 
-def test_a_version_that_is_asked_for_is_the_next_one_and_said_in_the_metadata(registry: Registry) -> None:
+def test_a_requested_version_must_be_the_next_one(registry: Registry) -> None:
     assert registry.code("POST", "/subjects/a/versions", {"schema": ONE, "version": 2}) == 42201
     assert registry.ok("POST", "/subjects/a/versions", {"schema": ONE, "version": 1})["version"] == 1
     assert registry.ok("GET", "/subjects/a/versions/1")["metadata"] == {"properties": {"confluent:version": "1"}}

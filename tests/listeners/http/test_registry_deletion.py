@@ -1,4 +1,4 @@
-"""Schemas that are deleted: softly first, for good then, and never those that others need."""
+"""Deletion of schemas: soft, then permanent, and never of referenced ones."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from tests.listeners.http.live import Live
 from tests.listeners.http.registries import INT, LONG, ONE, STRING, TWO, Registry
 
 
-def test_versions_go_softly_first_and_for_good_then(registry: Registry) -> None:
+def test_versions_are_deleted_softly_then_permanently(registry: Registry) -> None:
     registry.register("a", ONE)
     registry.register("a", TWO)
     assert registry.code("DELETE", "/subjects/a/versions/1", permanent="true") == 40407
@@ -29,7 +29,7 @@ def test_versions_go_softly_first_and_for_good_then(registry: Registry) -> None:
 
 
 def after_compaction(live: Live) -> State:
-    """What a broker would know that starts with the last record of each key."""
+    """The state of a broker that starts with a compacted topic."""
     records = {one["key"]: one for one in live.read(TOPIC, offset="earliest", limit=1_000)}
     state = State()
     for one in sorted(records.values(), key=lambda one: int(one["offset"])):
@@ -45,7 +45,7 @@ def answers(registry: Registry) -> list[Any]:
     return found + [registry.ask("GET", f"/schemas/ids/{number}").json() for number in range(1, 12)]
 
 
-def test_compaction_of_the_topic_changes_no_answer(own: type[Live]) -> None:
+def test_compaction_of_the_topic_changes_no_response(own: type[Live]) -> None:
     live = own()
     registry = Registry(live)
     live.create(TOPIC, cleanup_policy="compact", segment_bytes="1KB")
@@ -80,7 +80,7 @@ def test_deleted_versions_stay_deleted_when_the_topic_is_compacted(registry: Reg
     assert after_compaction(registry._live).subjects() == registry.ok("GET", "/subjects") == []
 
 
-def test_the_id_of_a_version_that_is_imported_anew_is_not_used_again(own: type[Live]) -> None:
+def test_the_id_of_a_reimported_version_is_not_reused(own: type[Live]) -> None:
     live = own()
     registry = Registry(live)
     registry.ok("PUT", "/mode/a", {"mode": "IMPORT"})
@@ -91,7 +91,7 @@ def test_the_id_of_a_version_that_is_imported_anew_is_not_used_again(own: type[L
     assert registry.register("b", STRING) == 10
 
 
-def test_a_subject_goes_softly_comes_back_with_its_ids_and_goes_for_good(registry: Registry) -> None:
+def test_a_subject_is_soft_deleted_restored_and_deleted_permanently(registry: Registry) -> None:
     registry.register("a", ONE)
     registry.register("a", TWO)
     registry.ok("PUT", "/config/a", {"compatibility": "NONE"})
@@ -112,8 +112,8 @@ def test_a_subject_goes_softly_comes_back_with_its_ids_and_goes_for_good(registr
     assert registry.versions("a") == [1]
 
 
-def test_ids_are_not_used_again_when_the_topic_has_forgotten_them(own: type[Live]) -> None:
-    """As compaction makes it."""
+def test_ids_are_not_reused_after_compaction(own: type[Live]) -> None:
+    """As after compaction."""
     live = own()
     registry = Registry(live)
     registry.register("a", ONE)
@@ -124,7 +124,7 @@ def test_ids_are_not_used_again_when_the_topic_has_forgotten_them(own: type[Live
     assert Registry(own()).register("b", TWO) == 2
 
 
-def test_a_schema_that_others_need_stays(registry: Registry) -> None:
+def test_a_referenced_schema_cannot_be_deleted(registry: Registry) -> None:
     person = '{"type":"record","name":"people.Person","fields":[]}'
     order = '{"type":"record","name":"Order","fields":[{"name":"who","type":"people.Person"}]}'
     registry.register("person", person)
@@ -147,7 +147,7 @@ def test_a_schema_that_others_need_stays(registry: Registry) -> None:
     assert registry.ok("DELETE", "/subjects/person", permanent="true") == [1]
 
 
-def test_a_subject_goes_whole_when_only_its_own_versions_need_each_other(registry: Registry) -> None:
+def test_a_subject_with_only_internal_references_can_be_deleted(registry: Registry) -> None:
     registry.ok("PUT", "/config/a", {"compatibility": "NONE"})
     registry.register("a", '{"type":"record","name":"p","fields":[]}')
     registry.register("a", '["null","p"]', references=[{"name": "p", "subject": "a", "version": 1}])
@@ -156,7 +156,7 @@ def test_a_subject_goes_whole_when_only_its_own_versions_need_each_other(registr
     assert registry.ok("GET", "/subjects", deleted="true") == []
 
 
-def test_what_is_set_for_a_subject_goes_with_its_last_version(registry: Registry) -> None:
+def test_the_settings_of_a_subject_are_deleted_with_its_last_version(registry: Registry) -> None:
     registry.register("a", ONE)
     registry.ok("DELETE", "/subjects/a/versions/1")
     registry.ok("PUT", "/config/a", {"compatibility": "FULL"})

@@ -1,4 +1,4 @@
-"""The schema registry and its topic: what others wrote there, damage, races, a topic that would lose schemas."""
+"""The schema registry and its topic: records of other registries, damage, races, unsafe topic settings."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from tests.listeners.http.live import Live
 from tests.listeners.http.registries import INT, ONE, STRING, TWO, Registry, record
 
 
-def test_what_another_registry_wrote_into_the_topic_is_known_and_anything_else_is_left_alone(own: type[Live]) -> None:
+def test_records_of_other_registries_are_read_and_unknown_ones_ignored(own: type[Live]) -> None:
     live = own()
     registry = Registry(live)
     live.client.post("/topics", json={"name": TOPIC, "partitions": 1, "config": {"cleanup_policy": "compact"}})
@@ -62,7 +62,7 @@ def test_what_another_registry_wrote_into_the_topic_is_known_and_anything_else_i
     ],
     ids=["PROTOBUF", "JSON", "AVRO"],
 )
-def test_a_schema_that_another_registry_has_stored_in_its_own_form_keeps_its_id(
+def test_a_schema_stored_by_another_registry_keeps_its_id(
     registry: Registry, kind: str, theirs: str, typed: str
 ) -> None:
     registry.register("other", STRING)  # so that there is a topic
@@ -76,11 +76,11 @@ def test_a_schema_that_another_registry_has_stored_in_its_own_form_keeps_its_id(
     assert registry.ok("POST", "/subjects/a", body)["schema"] == theirs
 
 
-def test_a_batch_that_nobody_can_decode_is_left_out(registry: Registry) -> None:
+def test_an_undecodable_batch_is_skipped(registry: Registry) -> None:
     registry.register("a", ONE)
     live = registry._live
     bad = codec.build([(None, b"x" * 100, (), -1)], codec=0, timestamp_ms=1)
-    bad[21:23] = (4).to_bytes(2, "big")  # says zstd
+    bad[21:23] = (4).to_bytes(2, "big")  # claims zstd
     bad[17:21] = crc32c(bytes(bad[21:])).to_bytes(4, "big")
 
     async def store() -> None:
@@ -106,7 +106,7 @@ def _serves_what_it_has_read_and_takes_nothing(registry: Registry) -> None:
     assert registry.code("GET", "/schemas/ids/2") == 503, "it may be behind the damage"
 
 
-def test_damage_found_at_the_start_leaves_what_comes_before_it(own: type[Live]) -> None:
+def test_damage_found_at_the_start_keeps_earlier_schemas(own: type[Live]) -> None:
     first = own()
     for schema in (ONE, TWO):
         Registry(first).register("a", schema)
@@ -121,7 +121,7 @@ def test_damage_found_at_the_start_leaves_what_comes_before_it(own: type[Live]) 
     assert len(live.read(TOPIC, offset="earliest")) == 1
 
 
-def test_damage_found_while_the_topic_is_read_leaves_what_comes_before_it_and_is_an_alarm(
+def test_damage_found_while_reading_keeps_earlier_schemas_and_raises_an_alarm(
     own: type[Live], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry = Registry(own())
@@ -144,7 +144,7 @@ def test_damage_found_while_the_topic_is_read_leaves_what_comes_before_it_and_is
     assert "1 log is damaged" in registry._live.client.get("/api/headrace/overview").text
 
 
-def test_a_disk_that_does_not_answer_is_asked_again(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_read_is_retried(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     registry.register("a", ONE)
     message = {"key": "somebody", "value": "else's"}
     registry._live.client.post(f"/topics/{TOPIC}/messages", json=message).raise_for_status()
@@ -158,7 +158,7 @@ def test_a_disk_that_does_not_answer_is_asked_again(registry: Registry, monkeypa
     assert registry.register("a", TWO) == 2
 
 
-def test_no_id_is_given_while_a_transaction_holds_back_the_ones_before_it(own: type[Live]) -> None:
+def test_no_id_is_assigned_while_an_open_transaction_hides_earlier_ones(own: type[Live]) -> None:
     from confluent_kafka import Producer
 
     live = own(kafka=Address("localhost", 0))
@@ -176,7 +176,7 @@ def test_no_id_is_given_while_a_transaction_holds_back_the_ones_before_it(own: t
     assert [registry.register(name, schema) for name, schema in (("b", STRING), ("c", INT))] == [2, 3]
 
 
-def test_a_topic_that_would_lose_schemas_takes_none(registry: Registry) -> None:
+def test_no_schema_is_stored_in_a_topic_that_could_lose_it(registry: Registry) -> None:
     for policy in ("delete", "compact,delete"):
         body = {"name": TOPIC, "config": {"cleanup_policy": policy}}
         registry._live.client.post("/topics", json=body).raise_for_status()
@@ -192,10 +192,8 @@ def test_a_registry_whose_topic_is_deleted_is_empty(registry: Registry) -> None:
     assert registry.register("b", TWO) == 1
 
 
-def test_an_id_that_somebody_else_gives_meanwhile_is_not_given_again(
-    registry: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a copy of another registry's topic, or that registry itself, may do at any moment."""
+def test_an_id_assigned_by_another_writer_is_not_reused(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes as another registry, or a copy of its topic, may do at any time."""
     live = registry._live
     registry.register("a", ONE)
     differences = kinds.differences
@@ -213,7 +211,7 @@ def test_an_id_that_somebody_else_gives_meanwhile_is_not_given_again(
     assert registry.ok("GET", "/schemas/ids/2") == {"schema": STRING}
 
 
-def test_who_hangs_up_before_it_is_decided_registers_nothing(registry: Registry) -> None:
+def test_a_disconnect_before_the_decision_registers_nothing(registry: Registry) -> None:
     schemas = registry._live.broker.schemas
     content = Content("AVRO", ONE, ())
 
@@ -231,7 +229,7 @@ def test_who_hangs_up_before_it_is_decided_registers_nothing(registry: Registry)
     assert registry._live.call(hang_up()) == ["a"]
 
 
-def test_many_at_once_get_one_id_for_one_schema_and_versions_without_gaps(registry: Registry) -> None:
+def test_concurrent_registrations_share_an_id_and_leave_no_gaps(registry: Registry) -> None:
     import concurrent.futures
 
     schemas = [record(("a", "int"), (f"b{number}", "string"), **{f"b{number}": ""}) for number in range(8)]

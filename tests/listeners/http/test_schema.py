@@ -1,4 +1,4 @@
-"""schemathesis asks everything the OpenAPI document allows, and much that it does not.
+"""schemathesis sends requests that the OpenAPI document allows, and many that it does not.
 
 Every check it has runs on every operation, with one exception that is made by hand: valid data may be refused
 where the document cannot say what is meant, and only there (MEANING). The stream of events, which does not
@@ -31,7 +31,7 @@ EXAMPLES = 20
 TOPIC = "known"
 SETTINGS: dict[str, Any] = {"partitions_max": 20, "read_wait_ms_max": 10}
 
-# Where a request may be right by its shape and wrong by its meaning, and what the document cannot say.
+# Operations where a request may match the schema and still be invalid, and why.
 MEANING = {
     "POST /topics": "how people write a size or a time is prose",
     "PATCH /topics/{topic}": "how people write a size or a time is prose",
@@ -50,7 +50,7 @@ MEANING_STATUSES = {400, 413, 416}
 
 
 def described() -> dict[str, Any]:
-    """The document, with a topic that exists among the topics it may ask for."""
+    """The document, with an existing topic among the examples."""
     whole = document(Config(**SETTINGS))
     for path in whole["paths"].values():
         for parameter in path.get("parameters", ()):
@@ -88,7 +88,7 @@ def session() -> Iterator[requests.Session]:
 
 @schema.exclude(path_regex="/stream$").parametrize()
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_every_operation_answers_as_the_document_says(case: Case, known: Live, session: requests.Session) -> None:
+def test_every_operation_responds_as_documented(case: Case, known: Live, session: requests.Session) -> None:
     acceptance = CHECKS.get_one("positive_data_acceptance")
     response = case.call(base_url=known.base, session=session, timeout=SECONDS_MAX)
     case.validate_response(response, excluded_checks=[acceptance])
@@ -99,8 +99,8 @@ def test_every_operation_answers_as_the_document_says(case: Case, known: Live, s
 
 @schema.include(path_regex="^/topics/.*/stream$").parametrize()
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_the_stream_answers_as_the_document_says(case: Case, known: Live) -> None:
-    """Only status and type: the client hangs up before the events."""
+def test_the_event_stream_responds_as_documented(case: Case, known: Live) -> None:
+    """Checks only status and content type: the client disconnects before the events."""
     arguments = case.as_transport_kwargs(base_url=known.base)
     with requests.request(**arguments, stream=True, timeout=SECONDS_MAX) as response:
         documented = document(Config())["paths"]["/topics/{topic}/stream"]["get"]["responses"]
@@ -111,5 +111,5 @@ def test_the_stream_answers_as_the_document_says(case: Case, known: Live) -> Non
             assert response.headers["content-type"] == "application/problem+json"
 
 
-def test_nothing_was_left_out_of_the_checks() -> None:
+def test_all_checks_of_schemathesis_are_loaded() -> None:
     assert set(CHECKS.get_all_names()) >= {"not_a_server_error", "negative_data_rejection", "use_after_free"}

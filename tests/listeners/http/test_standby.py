@@ -1,4 +1,4 @@
-"""Standbys at the listener: who is let in, what is refused, and what a broker that waits for them says."""
+"""Standbys at the HTTP listener: access, malformed requests, and publishes that wait for confirmation."""
 
 import contextlib
 import threading
@@ -25,7 +25,7 @@ PASSWORD = "no-password-of-anybody-else"
 
 
 class Follower:
-    """The frames of a stream, until it ends; nothing is made of them. A connection of its own."""
+    """Reads the frames of a change stream, on its own connection, until it ends."""
 
     def __init__(self, live: Live, **options: Any) -> None:
         self._live = live
@@ -39,7 +39,7 @@ class Follower:
         reader = FrameReader()
         address = f"{self._live.base}/standby/stream"
         with (
-            contextlib.suppress(httpx.HTTPError),  # the broker went first
+            contextlib.suppress(httpx.HTTPError),  # the broker stopped first
             httpx.stream("POST", address, json=HELLO, timeout=60, **self._options) as answer,
         ):
             assert answer.status_code == 200
@@ -56,7 +56,7 @@ class Follower:
 
 def test_a_standby_must_be_an_administrator(live: Live) -> None:
     users = live.broker.users
-    elsewhere = {"x-forwarded-for": "203.0.113.7"}  # also while guest is the only user
+    elsewhere = {"x-forwarded-for": "203.0.113.7"}  # refused even while guest is the only user
     assert live.request("POST", "/standby/stream", json=HELLO, headers=elsewhere).status_code == 401
     live.call(users.put_user("reader", password=PASSWORD, tags=["monitoring"]))
     live.call(users.set_permission("/", "reader", EVERYTHING))
@@ -75,18 +75,18 @@ def test_a_standby_must_be_an_administrator(live: Live) -> None:
     ],
     ids=str,
 )
-def test_a_hello_that_makes_no_sense_is_refused(live: Live, hello: dict[str, Any]) -> None:
+def test_a_malformed_hello_is_refused(live: Live, hello: dict[str, Any]) -> None:
     assert live.request("POST", "/standby/stream", json=hello).status_code == 400
     assert live.get("/standby").json()["standbys"] == []
 
 
-def test_a_standby_that_nobody_knows_is_told_so(live: Live) -> None:
+def test_an_unknown_standby_gets_404(live: Live) -> None:
     answer = live.request("PUT", "/standby/nobody", json={"position": 1})
     assert answer.status_code == 404 and code_of(answer) == "not_found"
     assert live.request("PUT", "/standby/nobody", json={"at": 1}).status_code == 400
 
 
-def test_standbys_are_heard_while_those_who_wait_for_them_hold_all_the_room(live: Live) -> None:
+def test_standbys_can_confirm_while_the_memory_budget_is_used_up(live: Live) -> None:
     budget = live.listener.site.budget
     size = budget.bytes_max
     budget.add("a publisher", size)
@@ -98,7 +98,7 @@ def test_standbys_are_heard_while_those_who_wait_for_them_hold_all_the_room(live
 
 
 def test_changes_have_higher_numbers_after_a_restart(tmp_path: Path) -> None:
-    """Who takes over compares them: a standby that was away since must not look as if it had more."""
+    """A takeover compares positions: a standby that was away must not look more recent."""
     clock = ManualClock()
     broker: Any = SimpleNamespace(clock=clock, disk=RealDisk(), config=Config(data_dir=str(tmp_path)))
     before = Standbys(broker).changes
@@ -108,18 +108,18 @@ def test_changes_have_higher_numbers_after_a_restart(tmp_path: Path) -> None:
     assert after.sequence > before.sequence + 100_000
 
 
-def test_a_broker_with_an_archive_elsewhere_has_no_standbys(own: type[Live], tmp_path: Path) -> None:
+def test_a_broker_with_a_separate_tier_refuses_standbys(own: type[Live], tmp_path: Path) -> None:
     live = own(log=LogSettings(journal_file_bytes=1 << 20, tier_dir=str(tmp_path / "elsewhere")))
     answer = live.request("POST", "/standby/stream", json=HELLO)
     assert answer.status_code == 409 and "tier_dir" in answer.json()["detail"]
 
 
-def test_a_broker_that_no_standby_can_follow_does_not_wait_for_one(own: type[Live], tmp_path: Path) -> None:
+def test_standby_confirms_is_refused_with_a_separate_tier(own: type[Live], tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="standby_confirms: archived segments lie in"):
         own(log=LogSettings(journal_file_bytes=1 << 20, tier_dir=str(tmp_path / "elsewhere")), standby_confirms=1)
 
 
-def test_a_user_who_is_no_longer_an_administrator_follows_no_longer(own: type[Live]) -> None:
+def test_the_change_stream_ends_when_the_tag_administrator_is_removed(own: type[Live]) -> None:
     live = own(log=LogSettings(journal_file_bytes=1 << 20))
     live.call(live.broker.users.put_user("second", password=PASSWORD, tags=["administrator"]))
     follower = Follower(live, auth=("second", PASSWORD))
@@ -129,8 +129,8 @@ def test_a_user_who_is_no_longer_an_administrator_follows_no_longer(own: type[Li
     assert live.get("/standby").json()["standbys"] == []
 
 
-def test_a_copy_that_comes_again_is_not_counted_twice(own: type[Live]) -> None:
-    """Its first connection may be dead, and only the standby has noticed."""
+def test_a_reconnecting_copy_is_not_counted_twice(own: type[Live]) -> None:
+    """The first connection may be dead, which only the standby has noticed."""
     live = own(log=LogSettings(journal_file_bytes=1 << 20), standby_confirms=2)
     first = Follower(live)
     first.wait_in_step()
@@ -146,7 +146,7 @@ def test_a_copy_that_comes_again_is_not_counted_twice(own: type[Live]) -> None:
     assert "1 of 2 are in step" in live.get("/health").json()["reason"]
 
 
-def test_what_is_published_is_told_when_the_standby_has_it(own: type[Live]) -> None:
+def test_a_publish_is_confirmed_when_the_standby_has_it(own: type[Live]) -> None:
     live = own(log=LogSettings(journal_file_bytes=1 << 20), standby_confirms=1)
     assert "0 of 1 are in step" in live.get("/health").json()["reason"]
     answers: list[Any] = []
@@ -155,7 +155,7 @@ def test_what_is_published_is_told_when_the_standby_has_it(own: type[Live]) -> N
         answers.append(live.publish("t", {"value": "x"}))
 
     publisher = threading.Thread(target=publish)
-    publisher.start()  # makes the topic, too
+    publisher.start()  # creates the topic, too
     follower = Follower(live)
     follower.wait_in_step()
     name = live.get("/standby").json()["standbys"][0]["id"]
@@ -168,14 +168,14 @@ def test_what_is_published_is_told_when_the_standby_has_it(own: type[Live]) -> N
     assert live.get("/health").status_code == 200
 
 
-def test_a_stop_does_not_wait_for_standbys_for_ever_and_confirms_nothing(own: type[Live]) -> None:
+def test_a_stop_does_not_wait_forever_for_standbys_and_confirms_nothing(own: type[Live]) -> None:
     live = own(log=LogSettings(journal_file_bytes=1 << 20), standby_confirms=1, stop_timeout_ms=500)
     answers: list[Any] = []
 
     def publish() -> None:
         try:
             answers.append(httpx.post(f"{live.base}/topics/t/messages", json=[{"value": "y"}], timeout=60))
-        except httpx.HTTPError:  # hung up on
+        except httpx.HTTPError:  # disconnected
             answers.append(None)
 
     waiting = threading.Thread(target=publish)

@@ -1,4 +1,4 @@
-"""Health, status, metrics and the OpenAPI document: complete, true, and documented."""
+"""Health, status, metrics and the OpenAPI document are complete, correct and documented."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.listeners.http.live import Live, code_of
 DOCS = Path(__file__).parents[3] / "docs"
 
 
-def test_a_healthy_broker_says_so(live: Live) -> None:
+def test_a_healthy_broker_is_ready(live: Live) -> None:
     healthy = {"status": "ok", "live": True, "ready": True}
     assert live.get("/health").json() == healthy
     assert live.get("/health/ready").json() == healthy
@@ -40,13 +40,13 @@ def test_a_failed_disk_is_not_ready_but_alive_and_publishing_is_refused_for_good
     assert server.get("/health/live").status_code == 200
     refused = server.client.post("/topics/t/messages", json={"value": 2})
     assert (refused.status_code, code_of(refused)) == (503, "storage_failed")
-    assert "retry-after" not in refused.headers  # nobody knows what was kept: not to be repeated blindly
+    assert "retry-after" not in refused.headers  # it is unknown what was stored, so clients must not simply retry
     assert server.values("t") == ["1"]
     server.stop()
     assert isinstance(server.stop_error, StorageFailed)
 
 
-def test_a_full_disk_refuses_with_a_time_to_come_back_and_heals(own: type[Live]) -> None:
+def test_a_full_disk_refuses_with_retry_after_and_recovers(own: type[Live]) -> None:
     server = own()
     server.publish("t", {"value": 1})
 
@@ -69,7 +69,7 @@ def test_a_full_disk_refuses_with_a_time_to_come_back_and_heals(own: type[Live])
     assert server.publish("t", {"value": 2}) == [(0, 1)]
 
 
-def test_errors_of_ours_say_nothing_about_the_inside(own: type[Live], caplog: pytest.LogCaptureFixture) -> None:
+def test_internal_errors_reveal_no_details(own: type[Live], caplog: pytest.LogCaptureFixture) -> None:
     server = own()
     server.publish("t", {"value": 1})
 
@@ -91,7 +91,7 @@ def test_the_status_shows_every_setting_in_force(live: Live) -> None:
     assert status["recovery"]["clean"] is True
 
 
-def test_metrics_are_what_prometheus_reads(live: Live, topic: str) -> None:
+def test_metrics_are_in_prometheus_text_format(live: Live, topic: str) -> None:
     live.publish(topic, *({"value": i} for i in range(10)))
     families = {family.name: family for family in text_string_to_metric_families(live.get("/metrics").text)}
     written = families["headrace_log_records_written"].samples[0].value
@@ -127,7 +127,7 @@ def test_every_metric_is_documented(live: Live, topic: str) -> None:
                 assert f"`{family.name}" in text, family.name
 
 
-def test_every_route_is_in_the_document_and_the_other_way_round() -> None:
+def test_the_openapi_document_has_exactly_the_routes() -> None:
     described = {
         (method.upper(), path)
         for path, item in document(Config())["paths"].items()

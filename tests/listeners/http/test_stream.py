@@ -12,7 +12,7 @@ from tests.listeners.amqp.running import eventually
 from tests.listeners.http.live import Live, code_of
 
 
-def test_events_carry_messages_and_the_next_offset_of_every_partition(live: Live, topic: str) -> None:
+def test_events_have_messages_and_the_next_offset_of_every_partition(live: Live, topic: str) -> None:
     live.create(topic, partitions=2)
     live.publish(topic, {"value": "a", "partition": 0}, {"value": "b", "partition": 1})
     with live.events(f"/topics/{topic}/stream") as events:
@@ -22,7 +22,7 @@ def test_events_carry_messages_and_the_next_offset_of_every_partition(live: Live
     assert (other["value"], other["partition"], second_id) == ("b", 1, "0:1,1:1")
 
 
-def test_a_reader_that_comes_back_misses_nothing_and_sees_nothing_twice(live: Live, topic: str) -> None:
+def test_a_reconnecting_reader_misses_nothing_and_sees_nothing_twice(live: Live, topic: str) -> None:
     live.create(topic, partitions=3)
     sent = {f"{p}.{i}" for p in range(3) for i in range(40)}
     for i in range(40):
@@ -42,7 +42,7 @@ def test_a_reader_that_comes_back_misses_nothing_and_sees_nothing_twice(live: Li
         assert [v for v in seen if v.startswith(f"{p}.")] == [f"{p}.{i}" for i in range(40)]
 
 
-def test_new_messages_come_as_they_are_published(live: Live, topic: str) -> None:
+def test_new_messages_are_sent_as_they_are_published(live: Live, topic: str) -> None:
     live.create(topic)
     with live.events(f"/topics/{topic}/stream?offset=latest") as events:
         for i in range(5):
@@ -72,13 +72,13 @@ def test_a_stream_may_start_at_an_offset_or_a_time_or_be_one_partition(live: Liv
             assert next(events)[2]["value"] == "3"
 
 
-def test_bytes_can_be_asked_for_as_base64(live: Live, topic: str) -> None:
+def test_base64_can_be_requested(live: Live, topic: str) -> None:
     live.publish(topic, {"value": "a"})
     with live.events(f"/topics/{topic}/stream?encoding=base64") as events:
         assert next(events)[2]["value"] == "YQ=="
 
 
-def test_what_retention_took_is_said(own: type[Live]) -> None:
+def test_a_gap_left_by_retention_is_reported(own: type[Live]) -> None:
     server = own()
     server.publish("t", *({"value": str(i)} for i in range(10)))
 
@@ -110,7 +110,7 @@ def test_a_stopping_broker_ends_streams_and_long_polls_at_once(own: type[Live]) 
             sock.sendall(b"GET /topics/t/messages?offset=1&wait=60 HTTP/1.1\r\nHost: x\r\n\r\n")
             server.loop.call_soon_threadsafe(server._stop.set)
             assert list(events) == []
-            # An empty page, or closed before the request was read, which is a reset: not a minute of waiting.
+            # An empty page, or a reset if the request was not read yet, but no wait of a minute.
             with contextlib.suppress(ConnectionResetError):
                 sock.recv(65536)
 
@@ -118,7 +118,7 @@ def test_a_stopping_broker_ends_streams_and_long_polls_at_once(own: type[Live]) 
 @pytest.mark.parametrize(
     ("query", "headers", "status"),
     [
-        ("offset=0", {}, 400),  # of which of the two partitions?
+        ("offset=0", {}, 400),  # ambiguous with two partitions
         ("offset=-1&partition=0", {}, 400),
         ("offset=7&partition=0", {}, 416),
         ("partition=9", {}, 404),
@@ -138,7 +138,7 @@ def test_bad_requests_for_a_stream_are_refused(live: Live, query: str, headers: 
     code_of(answer)
 
 
-def test_a_reader_that_hangs_up_leaves_nothing_behind(live: Live, topic: str) -> None:
+def test_a_disconnecting_reader_leaks_nothing(live: Live, topic: str) -> None:
     live.publish(topic, {"value": 1})
 
     async def tasks() -> int:
@@ -153,10 +153,10 @@ def test_a_reader_that_hangs_up_leaves_nothing_behind(live: Live, topic: str) ->
 
 
 @pytest.mark.parametrize("path", ["stream", "messages?wait=60m"])
-def test_a_reader_that_hangs_up_with_another_request_in_line_leaves_nothing_behind(
+def test_a_disconnecting_reader_with_a_pipelined_request_leaks_nothing(
     own: type[Live], path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the last request was told that nobody is there any more."""
+    """Only the last request used to see the disconnect."""
     monkeypatch.setattr(event_stream, "HEARTBEAT_S", 3600.0)
     live = own(read_wait_ms_max=3_600_000)
     live.create("t")

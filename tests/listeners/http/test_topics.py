@@ -28,20 +28,20 @@ def test_a_topic_needs_only_a_name(live: Live, topic: str) -> None:
     assert (answer.status_code, answer.json()["partitions"]) == (201, 1)
 
 
-def test_a_name_is_taken_once(live: Live, topic: str) -> None:
+def test_a_topic_name_can_be_used_only_once(live: Live, topic: str) -> None:
     live.create(topic)
     answer = live.client.post("/topics", json={"name": topic})
     assert (answer.status_code, code_of(answer)) == (409, "topic_exists")
 
 
-def test_a_deleted_topic_can_be_made_again_and_is_empty(live: Live, topic: str) -> None:
+def test_a_recreated_topic_is_empty(live: Live, topic: str) -> None:
     live.publish(topic, {"value": "old"})
     live.client.delete(f"/topics/{topic}")
     assert live.publish(topic, {"value": "new"}) == [(0, 0)]
     assert live.values(topic) == ["new"]
 
 
-def test_settings_change_and_go_back(live: Live, topic: str) -> None:
+def test_settings_can_be_changed_and_reset(live: Live, topic: str) -> None:
     live.create(topic, retention_ms="1d")
     answer = live.client.patch(f"/topics/{topic}", json={"config": {"retention_ms": None, "max.message.bytes": 2048}})
     assert answer.status_code == 200
@@ -51,7 +51,7 @@ def test_settings_change_and_go_back(live: Live, topic: str) -> None:
     assert code_of(refused) == "message_too_large"
 
 
-def test_partitions_are_added_but_never_taken_away(live: Live, topic: str) -> None:
+def test_partitions_can_be_added_but_not_removed(live: Live, topic: str) -> None:
     live.create(topic, partitions=2)
     answer = live.client.patch(f"/topics/{topic}", json={"partitions": 4})
     assert (answer.status_code, answer.json()["partitions"]) == (200, 4)
@@ -103,7 +103,7 @@ def test_bad_topics_are_refused(live: Live, body: object, code: str) -> None:
         "%3Cimg%20src=x%20onerror=alert(1)%3E", "%24%7Bjndi%7D", "%25s", "a%0d%0ab",
     ],
 )  # fmt: skip
-def test_names_that_are_no_topic_names_are_refused_or_not_found(live: Live, name: str) -> None:
+def test_invalid_topic_names_are_refused_or_not_found(live: Live, name: str) -> None:
     for method, path in (
         ("GET", f"/topics/{name}"),
         ("GET", f"/topics/{name}/messages"),
@@ -125,15 +125,15 @@ def test_names_that_are_not_utf8_are_refused(live: Live, name: str) -> None:
 
 
 def raw_request(live: Live, method: str, path: str):  # type: ignore[no-untyped-def]
-    """A request whose path httpx leaves alone."""
+    """A request whose path httpx does not normalize."""
     content = b"{}" if method in {"PATCH", "POST"} else None
     request = live.client.build_request(method, "/", content=content)
     request.extensions["target"] = path.encode()
     return request
 
 
-def test_streams_of_other_listeners_can_be_read_whatever_their_name(own: type[Live]) -> None:
-    """A queue may be called anything; its messages are read under its percent-encoded name."""
+def test_streams_of_other_listeners_can_be_read_under_any_name(own: type[Live]) -> None:
+    """Queue names may have any characters; messages are read under the percent-encoded name."""
     server = own()
     name = "orders/eu west\t✓"
 
@@ -157,7 +157,7 @@ def test_streams_of_other_listeners_can_be_read_whatever_their_name(own: type[Li
         ("TRACE", "/topics/t", {"GET", "HEAD", "PATCH", "DELETE"}),
     ],
 )
-def test_a_method_that_is_not_for_an_address_is_refused_with_those_that_are(
+def test_an_unsupported_method_is_refused_with_the_allowed_ones(
     live: Live, method: str, path: str, allowed: set[str]
 ) -> None:
     answer = live.request(method, path)
@@ -166,7 +166,7 @@ def test_a_method_that_is_not_for_an_address_is_refused_with_those_that_are(
 
 
 @pytest.mark.parametrize("path", ["/nope", "/topics/", "/topics/a/b/c/d", "/nope//", "/topics/a/messages/"])
-def test_nothing_else_is_there(live: Live, path: str) -> None:
+def test_unknown_paths_are_not_found(live: Live, path: str) -> None:
     answer = live.get(path)
     assert (answer.status_code, code_of(answer)) == (404, "not_found")
 

@@ -1,1 +1,5 @@
-"""RabbitMQ's management API, as far as its tools use it: rabbitmqadmin, Flower, exporters, scripts of many years."""
+"""The management API under /api: RabbitMQ's paths and fields, for its tools, and /api/headrace for the dashboard.
+
+`routes.py` lists all endpoints with the permission each one needs. Only the application in `server/` uses this package;
+it uses the broker and `server/`.
+"""

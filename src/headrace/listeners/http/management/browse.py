@@ -1,4 +1,4 @@
-"""Messages looked at without being touched, and followed as they come."""
+"""Browsing of messages without consuming them, and following a stream as messages arrive."""
 
 import asyncio
 import base64
@@ -7,7 +7,6 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from headrace.broker.streams.browse import Gap, browse, contains, find_time, has_key, state_of, unserved
 from headrace.broker.streams.key_index import KeyNotFound
@@ -15,27 +14,27 @@ from headrace.broker.streams.partition import Partition
 from headrace.broker.types.aborted_ranges import NO_ABORTS, Aborts
 from headrace.broker.types.message import from_record, properties_of
 from headrace.broker.vhosts.vhosts import DEFAULT
-from headrace.errors import HeadraceError, InvalidInput, QueueNotFound
-from headrace.listeners.http.management.messages import properties_shape
-from headrace.listeners.http.management.parameters import Shape, answer, encode, flag, number, query_of
+from headrace.errors import InvalidInput, QueueNotFound
+from headrace.listeners.http.management.parameters import JsonObject, encode, flag, json_response, number, query_of
+from headrace.listeners.http.management.representations import properties_json
 from headrace.listeners.http.management.streams import Row, partition_of, row_of
-from headrace.listeners.http.server.authorization import Allowance
 from headrace.listeners.http.server.context import HttpContext
-from headrace.listeners.http.server.requests import hung_up, whole_number
+from headrace.listeners.http.server.event_stream import EventStreamResponse
+from headrace.listeners.http.server.requests import whole_number
 from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
 from headrace.record.types import Record
-from headrace.wire.http import bodies, events
+from headrace.wire.http import events
 
 LIMIT, LIMIT_MAX = 50, 500
 BYTES_MAX = 4 << 20
-VALUE_BYTES_MAX = 64 * 1024  # of one message; the whole one is at /topics
+VALUE_BYTES_MAX = 64 * 1024  # of one message; GET /topics returns the whole value
 TAIL_INTERVAL_S = 0.25
-TAIL_MESSAGES = 100  # of one interval: more cannot be read by anybody, the rest is counted
+TAIL_MESSAGES = 100  # in one interval, more than a person can read; the rest is only counted
 HEARTBEAT_S = 15.0
-OURS = (AMQP_PROPERTIES_HEADER, AMQP_EXCHANGE_HEADER)
+HEADRACE_HEADERS = (AMQP_PROPERTIES_HEADER, AMQP_EXCHANGE_HEADER)
 
 
-def text_or_base64(data: bytes | None) -> Shape | None:
+def text_or_base64(data: bytes | None) -> JsonObject | None:
     if data is None:
         return None
     try:
@@ -44,9 +43,9 @@ def text_or_base64(data: bytes | None) -> Shape | None:
         return {"base64": base64.b64encode(data).decode("ascii")}
 
 
-def record_shape(row: Row, partition: int, record: Record, *, value_bytes_max: int = VALUE_BYTES_MAX) -> Shape:
+def record_json(row: Row, partition: int, record: Record, *, value_bytes_max: int = VALUE_BYTES_MAX) -> JsonObject:
     value = record.value
-    shape: Shape = {
+    shape: JsonObject = {
         "partition": partition,
         "offset": record.offset,
         "timestamp": record.timestamp,
@@ -54,15 +53,15 @@ def record_shape(row: Row, partition: int, record: Record, *, value_bytes_max: i
         "value": text_or_base64(value if value is None else value[:value_bytes_max]),
         "value_bytes": None if value is None else len(value),
         "truncated": value is not None and len(value) > value_bytes_max,
-        "headers": [[name, text_or_base64(held)] for name, held in _further_headers(record)],
-        "at_topics": row.stream is not None and row.vhost == DEFAULT,  # where all of the value is
+        "headers": [[name, text_or_base64(held)] for name, held in _other_headers(record)],
+        "at_topics": row.stream is not None and row.vhost == DEFAULT,  # whether GET /topics has the whole value
     }
-    if any(name in OURS for name, _ in record.headers):
+    if any(name in HEADRACE_HEADERS for name, _ in record.headers):
         message = from_record(record)
         shape["amqp"] = {
             "exchange": message.exchange,
             "routing_key": message.routing_key,
-            "properties": properties_shape(message.properties),
+            "properties": properties_json(message.properties),
         }
     queue = row.queue
     if queue is not None and not queue.is_stream and partition < len(queue.views):
@@ -70,11 +69,11 @@ def record_shape(row: Row, partition: int, record: Record, *, value_bytes_max: i
     return shape
 
 
-def _further_headers(record: Record) -> Sequence[tuple[str, bytes | None]]:
-    """What is not in the AMQP properties anyway."""
+def _other_headers(record: Record) -> Sequence[tuple[str, bytes | None]]:
+    """Headers that are not part of the AMQP properties."""
     if properties_of(record) is not None:
         return ()
-    return [pair for pair in record.headers if pair[0] not in OURS]
+    return [pair for pair in record.headers if pair[0] not in HEADRACE_HEADERS]
 
 
 async def messages(site: HttpContext, request: Request) -> Response:
@@ -99,9 +98,9 @@ async def messages(site: HttpContext, request: Request) -> Response:
     )
     if found.next_offset >= log.end_offset:
         gaps += unserved(log)
-    return answer(
+    return json_response(
         {
-            "messages": [record_shape(row, partition, record) for record in found.records],
+            "messages": [record_json(row, partition, record) for record in found.records],
             "partition": partition,
             "start": log.start_offset,
             "end": log.stable_end,
@@ -114,18 +113,18 @@ async def messages(site: HttpContext, request: Request) -> Response:
 
 
 async def _last_of_key(site: HttpContext, row: Row, query: dict[str, str]) -> Response:
-    """By the index of keys: in whatever partition it is, without looking through any."""
+    """Finds the last message of a key through the key index, in any partition and without a scan."""
     if row.stream is None or not query.get("key"):
-        raise InvalidInput("last goes with a key, and with a topic that has an index of keys (key_index)")
+        raise InvalidInput("last requires a key and a topic with the setting key_index")
     try:
         found = await site.broker.keys.find(row.stream, query["key"].encode())
     except KeyNotFound:
-        return answer({"messages": []})
-    return answer({"messages": [record_shape(row, found.partition, found.record)]})
+        return json_response({"messages": []})
+    return json_response({"messages": [record_json(row, found.partition, found.record)]})
 
 
 def aborted_of(site: HttpContext, row: Row, log: Partition) -> Aborts:
-    """What not to show. A queue without a stream is in memory, where no transactions go."""
+    """Aborted records, which are not shown. A queue without a stream is in memory and takes no transactions."""
     return NO_ABORTS if row.stream is None else site.broker.coordination.producers.aborted(log.log_id)
 
 
@@ -149,54 +148,39 @@ async def _start(log: Partition, query: dict[str, str], limit: int, gaps: list[G
     return max(start, log.stable_end - limit) if newest else start
 
 
-def _places(last: str, logs: Sequence[Partition]) -> list[int]:
-    """Where to go on: at the ends, or where an earlier answer got to, as its last event said."""
-    said = [whole_number(text) for text in last.split(",")]
+def _positions(last: str, logs: Sequence[Partition]) -> list[int]:
+    """Offsets to continue at: those of the last event id that the client saw, or the ends."""
+    offsets = [whole_number(text) for text in last.split(",")]
     ends = [log.stable_end for log in logs]
-    if len(said) != len(ends):
+    if len(offsets) != len(ends):
         return ends
     return [
         end if at is None else min(max(at, log.start_offset), end)
-        for at, end, log in zip(said, ends, logs, strict=True)
+        for at, end, log in zip(offsets, ends, logs, strict=True)
     ]
 
 
-class Tail(Response):
-    """What comes from now on, of all partitions. Whoever cannot keep up is told how much was left out."""
+class Tail(EventStreamResponse):
+    """Follows all partitions from their ends. A client that is too slow gets the number of messages it missed."""
 
     def __init__(self, site: HttpContext, request: Request, row: Row) -> None:
-        super().__init__(None, 200, {"cache-control": "no-store"}, media_type=bodies.EVENTS)
-        del self.headers["content-length"]
-        self._site, self._row = site, row
-        self._allowance = Allowance(site, request)
-        self._at = _places(request.headers.get("last-event-id", ""), row.partitions)
+        super().__init__(site, request)
+        self._row = row
+        self._at = _positions(request.headers.get("last-event-id", ""), row.partitions)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        if scope["method"] == "HEAD":
-            await send({"type": "http.response.body"})
-            return
-        gone = asyncio.ensure_future(hung_up(receive))
-        stopping = self._site.stopping
-        try:
-            await send({"type": "http.response.body", "body": events.HEARTBEAT, "more_body": True})
-            while not (gone.done() or stopping.done()):
-                self._allowance.check()
-                self._check_there()
-                for data in await self._news():
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-                await asyncio.wait({gone, stopping}, timeout=TAIL_INTERVAL_S)
-                if not gone.done() and not await self._wait(gone):
-                    await send({"type": "http.response.body", "body": events.HEARTBEAT, "more_body": True})
-        except HeadraceError as error:
-            data = events.event(encode({"detail": str(error)}), "", "error")
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-        finally:
-            gone.cancel()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    async def send_events(self) -> None:
+        self._check_exists()
+        for data in await self._new_events():
+            await self.send(data)
+        await asyncio.wait({self._gone, self._site.stopping}, timeout=TAIL_INTERVAL_S)
+        if not self._gone.done() and not await self._wait():
+            await self.send(events.HEARTBEAT)
 
-    def _check_there(self) -> None:
-        """QueueNotFound when it was deleted: one of the same name that is made afterwards is another one."""
+    def encode(self, content: Any) -> bytes:
+        return encode(content)
+
+    def _check_exists(self) -> None:
+        """QueueNotFound after a deletion, even if a queue of the same name was created since."""
         row = self._row
         followed: Any = row.queue if row.stream is None else row.stream
         if followed.is_deleted:
@@ -204,11 +188,11 @@ class Tail(Response):
 
     def _logs(self) -> list[Partition]:
         logs = self._row.partitions
-        self._at += [log.start_offset for log in logs[len(self._at) :]]  # partitions that were added meanwhile
+        self._at += [log.start_offset for log in logs[len(self._at) :]]  # partitions that were added since
         return logs
 
-    async def _wait(self, gone: "asyncio.Future[None]") -> bool:
-        """True when there is something new or an end to it, False after a while without."""
+    async def _wait(self) -> bool:
+        """Waits for new messages or the end of the stream; False when it is time for a heartbeat."""
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
         waiters = [
@@ -216,15 +200,12 @@ class Tail(Response):
             for log, at in zip(self._logs(), self._at, strict=True)
         ]
         try:
-            done, _ = await asyncio.wait(
-                {ready, gone, self._site.stopping}, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED
-            )
-            return bool(done)
+            return await self.wait_for(ready, HEARTBEAT_S)
         finally:
             for waiter in waiters:
                 waiter.cancel()
 
-    async def _news(self) -> list[bytes]:
+    async def _new_events(self) -> list[bytes]:
         data = []
         for partition, log in enumerate(self._logs()):
             start, end = self._at[partition], log.stable_end
@@ -241,10 +222,10 @@ class Tail(Response):
                 aborted=aborted_of(self._site, self._row, log),
                 gaps=gaps,
             )
-            # Large messages are more than one answer may hold: the rest of them is the next one's.
+            # Large messages may exceed the size of one event: the next event continues with the rest.
             self._at[partition] = min(end, found.next_offset) if found.next_offset > first else end
             content = {
-                "messages": [record_shape(self._row, partition, record) for record in found.records],
+                "messages": [record_json(self._row, partition, record) for record in found.records],
                 "skipped": first - start,
                 "partition": partition,
                 "gaps": [gap._asdict() for gap in gaps],

@@ -1,54 +1,53 @@
-"""Connections, channels and consumers, of every listener."""
-
-from typing import Any
+"""Connections, channels and consumers of all listeners."""
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.broker.clients import Client
 from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.errors import NotFound
 from headrace.listeners.http.management import parameters
-from headrace.listeners.http.management.parameters import Shape, listing, name_of, one
-from headrace.listeners.http.management.visibility import client_seen, clients_seen
+from headrace.listeners.http.management.parameters import JsonObject, listing, name_of, object_response
+from headrace.listeners.http.management.visibility import visible_client, visible_clients
 from headrace.listeners.http.server.authentication import ADMINISTRATOR
 from headrace.listeners.http.server.authorization import caller_of
 from headrace.listeners.http.server.context import HttpContext
 
 
-def _connection(client: Any) -> Shape:
-    shape: Shape = client.describe()
+def _connection(client: Client) -> JsonObject:
+    shape: JsonObject = client.describe()
     return shape
 
 
 async def list_all(site: HttpContext, request: Request) -> Response:
-    return await listing(site, request, clients_seen(site, request), _connection)
+    return await listing(site, request, visible_clients(site, request), _connection)
 
 
 async def list_in_vhost(site: HttpContext, request: Request) -> Response:
     vhost = site.broker.vhosts.get(name_of(request, "vhost")).name
-    shaped = await YieldEvery().map(_connection, clients_seen(site, request))
+    shaped = await YieldEvery().map(_connection, visible_clients(site, request))
     found = [shape for shape in shaped if shape["vhost"] == vhost]
     return await listing(site, request, found, lambda shape: shape)
 
 
 async def list_of_user(site: HttpContext, request: Request) -> Response:
     name = name_of(request, "name")
-    shaped = await YieldEvery().map(_connection, clients_seen(site, request))
+    shaped = await YieldEvery().map(_connection, visible_clients(site, request))
     return await listing(site, request, [shape for shape in shaped if shape["user"] == name], lambda shape: shape)
 
 
 async def get(site: HttpContext, request: Request) -> Response:
-    return one(request, _connection(client_seen(site, request, name_of(request, "name"))))
+    return object_response(request, _connection(visible_client(site, request, name_of(request, "name"))))
 
 
 async def channels_of(site: HttpContext, request: Request) -> Response:
-    client = client_seen(site, request, name_of(request, "name"))
+    client = visible_client(site, request, name_of(request, "name"))
     return await listing(site, request, client.describe_channels(), lambda shape: shape)
 
 
 async def close(site: HttpContext, request: Request) -> Response:
     reason = request.headers.get("x-reason") or "Closed via management plugin"
-    client, caller = client_seen(site, request, name_of(request, "name")), caller_of(request)
+    client, caller = visible_client(site, request, name_of(request, "name")), caller_of(request)
     if client.describe()["user"] != caller.name:
         caller.must_be(ADMINISTRATOR)
     client.close_for(reason[:200])
@@ -56,7 +55,7 @@ async def close(site: HttpContext, request: Request) -> Response:
 
 
 async def channels(site: HttpContext, request: Request) -> Response:
-    described = await YieldEvery().map(lambda client: client.describe_channels(), clients_seen(site, request))
+    described = await YieldEvery().map(lambda client: client.describe_channels(), visible_clients(site, request))
     found = [channel for channels_ in described for channel in channels_]
     vhost = _vhost(site, request)
     return await listing(site, request, [c for c in found if vhost in (None, c["vhost"])], lambda shape: shape)
@@ -64,16 +63,16 @@ async def channels(site: HttpContext, request: Request) -> Response:
 
 async def channel(site: HttpContext, request: Request) -> Response:
     name = name_of(request, "name")
-    for client in clients_seen(site, request):
+    for client in visible_clients(site, request):
         for found in client.describe_channels():
             if found["name"] == name:
-                return one(request, found)
-    raise NotFound(f"no channel {name!r}")
+                return object_response(request, found)
+    raise NotFound(f"unknown channel {name!r}")
 
 
 async def consumers(site: HttpContext, request: Request) -> Response:
     vhost = _vhost(site, request)
-    described = await YieldEvery().map(lambda client: client.describe_consumers(), clients_seen(site, request))
+    described = await YieldEvery().map(lambda client: client.describe_consumers(), visible_clients(site, request))
     found = [
         consumer for consumers_ in described for consumer in consumers_ if vhost in (None, consumer["queue"]["vhost"])
     ]

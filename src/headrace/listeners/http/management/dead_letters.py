@@ -1,6 +1,7 @@
-"""Dead letters: what died, of what, where, and the way back."""
+"""Dead letters: browse them by reason and origin, and replay them to their queues."""
 
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -13,12 +14,12 @@ from headrace.broker.queues.queue import Queue
 from headrace.broker.streams.browse import READY, SCAN_RECORDS_MAX, Gap, browse, state_of, unserved
 from headrace.broker.types.message import from_record
 from headrace.errors import InvalidInput
-from headrace.listeners.http.management.browse import record_shape
+from headrace.listeners.http.management.browse import record_json
 from headrace.listeners.http.management.parameters import (
-    Shape,
-    answer,
+    JsonObject,
     body_of,
     flag,
+    json_response,
     listing,
     name_of,
     number,
@@ -33,14 +34,14 @@ from headrace.record.types import Record
 PEEK, PEEK_MAX = 20, 200
 BYTES_MAX = 2 << 20
 RATE_MAX = 1_000_000
-SCAN_AT_ONCE = 100  # headers of dead letters are long: each takes fifty microseconds
+SCAN_AT_ONCE = 100  # parsing the long headers of a dead letter takes fifty microseconds
 
 
 async def list_queues(site: HttpContext, request: Request) -> Response:
-    """Queues that others send their dead letters to."""
+    """Queues that receive dead letters of other queues."""
     running = [replay for replay in site.broker.dead_letters.replays() if replay.state == "running"]
 
-    def shape(item: tuple[Queue, list[str]]) -> Shape:
+    def shape(item: tuple[Queue, list[str]]) -> JsonObject:
         queue, sources = item
         return {
             "name": queue.name,
@@ -59,29 +60,29 @@ async def list_queues(site: HttpContext, request: Request) -> Response:
 
 async def get(site: HttpContext, request: Request) -> Response:
     queue = queue_of(site, request)
-    office = site.broker.dead_letters
-    groups, looked, unread = await office.summary(queue)
-    return answer(
+    dead_letters = site.broker.dead_letters
+    groups, scanned, unread = await dead_letters.summary(queue)
+    return json_response(
         {
             "name": queue.name,
             "vhost": queue.vhost.name,
             "messages": queue.ready + queue.unacked,
             "ready": queue.ready,
-            "looked_at": looked,
+            "looked_at": scanned,
             "groups": groups,
-            "gaps": gaps_shape(unread),
+            "gaps": gaps_json(unread),
             "replays": [
-                replay_shape(r) for r in office.replays() if (r.vhost, r.queue) == (queue.vhost.name, queue.name)
+                replay_json(r) for r in dead_letters.replays() if (r.vhost, r.queue) == (queue.vhost.name, queue.name)
             ],
         }
     )
 
 
-def gaps_shape(unread: list[Unread]) -> list[Shape]:
+def gaps_json(unread: list[Unread]) -> list[JsonObject]:
     return [{"partition": one.level, **one.gap._asdict()} for one in unread]
 
 
-def death_shape(death: Death | None) -> Shape | None:
+def death_json(death: Death | None) -> JsonObject | None:
     if death is None:
         return None
     shape = death._asdict()
@@ -90,32 +91,32 @@ def death_shape(death: Death | None) -> Shape | None:
 
 
 async def messages(site: HttpContext, request: Request) -> Response:
-    """The dead letters that a filter finds, with how they died. They stay where they are.
+    """Dead letters that match a filter, with the reason of their death. They are not consumed.
 
-    One question goes through so many at most; `next` says where the next one goes on, if there is more.
+    A request scans a limited number of messages; `next` is the position to continue at, or null at the end.
     """
     queue, query = queue_of(site, request), query_of(request)
     limit = number(query.get("limit"), "limit", PEEK, least=1, most=PEEK_MAX)
-    wanted = _wanted(query)
+    wanted = _selection(query)
     start = number(query.get("offset"), "offset", 0)
     level = number(query["partition"], "partition") if query.get("partition") else None
     row = Row(queue.vhost.name, queue.name, site.broker.streams.find(queue.name, queue.vhost.name), queue)
-    found: list[Shape] = []
+    found: list[JsonObject] = []
     unread: list[Unread] = []
-    left, size, turns = SCAN_RECORDS_MAX, 0, YieldEvery()
+    to_scan, size, yielding = SCAN_RECORDS_MAX, 0, YieldEvery()
     for view in queue.views:
         if level is not None and view.level > level:
-            continue  # the highest come first: they were looked at
+            continue  # higher priorities come first and were scanned already
 
-        def fits(record: Record, view: Any = view) -> bool:
+        def matches(record: Record, view: Any = view) -> bool:
             message = from_record(record)
             return state_of(view, record.offset) == READY and wanted.fits(message, death_of(message))
 
         offset = max(view.low, start if level in (None, view.level) else 0)
         while offset < view.partition.stable_end:
-            if len(found) >= limit or left <= 0 or size >= BYTES_MAX:
+            if len(found) >= limit or to_scan <= 0 or size >= BYTES_MAX:
                 at = {"partition": view.level, "offset": offset}
-                return answer({"messages": found, "next": at, "gaps": gaps_shape(unread)})
+                return json_response({"messages": found, "next": at, "gaps": gaps_json(unread)})
             gaps: list[Gap] = []
             page = await browse(
                 view.partition,
@@ -123,56 +124,58 @@ async def messages(site: HttpContext, request: Request) -> Response:
                 limit=limit - len(found),
                 bytes_max=BYTES_MAX - size,
                 decompressed_bytes_max=site.config.decompressed_bytes_max,
-                wanted=fits,
-                scan_max=min(left, SCAN_AT_ONCE),
+                wanted=matches,
+                scan_max=min(to_scan, SCAN_AT_ONCE),
                 gaps=gaps,
             )
             unread += (Unread(view.level, gap) for gap in gaps)
             for record in page.records:
-                shape = record_shape(row, view.level, record)
-                shape["death"] = death_shape(death_of(from_record(record)))
+                shape = record_json(row, view.level, record)
+                shape["death"] = death_json(death_of(from_record(record)))
                 found.append(shape)
                 size += len(record.value or b"") + len(record.key or b"")
             if page.next_offset <= offset:
                 break
             offset = page.next_offset
-            left -= page.scanned
-            await turns.rest()  # large letters, and many, take several looks: others are served in between
+            to_scan -= page.scanned
+            await yielding.rest()  # lets other requests run between the pages of a long scan
         unread += (Unread(view.level, gap) for gap in unserved(view.partition))
-    return answer({"messages": found, "next": None, "gaps": gaps_shape(unread)})
+    return json_response({"messages": found, "next": None, "gaps": gaps_json(unread)})
 
 
-def _wanted(fields: Any) -> Selection:
+def _selection(fields: Mapping[str, Any]) -> Selection:
     values = {name: fields.get(name) or None for name in ("reason", "origin", "contains")}
     for name, value in values.items():
         if value is not None and not isinstance(value, str):
-            raise InvalidInput(f"{name} is a string")
+            raise InvalidInput(f"{name} must be a string")
     return Selection(**values)
 
 
 async def replay(site: HttpContext, request: Request) -> Response:
-    """Says what would go where; with dry_run=false it goes."""
+    """Returns what a replay would move where; with dry_run=false it starts the replay."""
     queue, fields = queue_of(site, request), await body_of(request)
-    caller_of(request).write("", queue.vhost.name)  # messages go back to queues by name, through the default exchange
-    wanted = _wanted(fields)
+    caller_of(request).write("", queue.vhost.name)  # messages return to queues by name, through the default exchange
+    wanted = _selection(fields)
     to = fields.get("to")
     if to is not None and not isinstance(to, str):
-        raise InvalidInput("to is the name of a queue; without it messages go where they came from")
+        raise InvalidInput("to must be the name of a queue; omit it to return messages to their original queues")
     count = number(fields["count"], "count", least=1) if fields.get("count") is not None else None
     rate = number(fields.get("rate"), "rate", 0, most=RATE_MAX)
-    office = site.broker.dead_letters
+    dead_letters = site.broker.dead_letters
     if flag(fields.get("dry_run"), True):
-        plan = await office.plan(queue, wanted, to=to, count=count)
+        plan = await dead_letters.plan(queue, wanted, to=to, count=count)
         facts = {"matched": plan.matched, "targets": plan.targets, "missing": plan.missing}
-        return answer({"dry_run": True, **facts, "gaps": gaps_shape(plan.unread)})
+        return json_response({"dry_run": True, **facts, "gaps": gaps_json(plan.unread)})
     if to is not None:
         queue.vhost.queue(to)
-    begun = await office.replay(queue, wanted, replay_id=secrets.token_hex(8), to=to, count=count, rate=float(rate))
-    return answer({"dry_run": False, **replay_shape(begun)}, 202)
+    begun = await dead_letters.replay(
+        queue, wanted, replay_id=secrets.token_hex(8), to=to, count=count, rate=float(rate)
+    )
+    return json_response({"dry_run": False, **replay_json(begun)}, 202)
 
 
-def replay_shape(replay_: Replay) -> Shape:
-    shape: Shape = msgspec.to_builtins(replay_)
+def replay_json(replay_: Replay) -> JsonObject:
+    shape: JsonObject = msgspec.to_builtins(replay_)
     del shape["until"]
     shape["started"], shape["ended"] = shape.pop("started_ms"), shape.pop("ended_ms")
     return shape
@@ -181,16 +184,16 @@ def replay_shape(replay_: Replay) -> Shape:
 async def list_replays(site: HttpContext, request: Request) -> Response:
     caller = caller_of(request)
     found = [replay_ for replay_ in site.broker.dead_letters.replays() if caller.sees(replay_.vhost)]
-    return await listing(site, request, found, replay_shape)
+    return await listing(site, request, found, replay_json)
 
 
 async def get_replay(site: HttpContext, request: Request) -> Response:
     found = site.broker.dead_letters.get(name_of(request, "replay"))
     caller_of(request).must_see(found.vhost)
-    return answer(replay_shape(found))
+    return json_response(replay_json(found))
 
 
 async def stop_replay(site: HttpContext, request: Request) -> Response:
     found = site.broker.dead_letters.get(name_of(request, "replay"))
     caller_of(request).read(found.queue, found.vhost)
-    return answer(replay_shape(await site.broker.dead_letters.stop(found.id)))
+    return json_response(replay_json(await site.broker.dead_letters.stop(found.id)))

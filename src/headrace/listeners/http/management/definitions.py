@@ -1,4 +1,4 @@
-"""Definitions, exported and imported."""
+"""Export and import of definitions in RabbitMQ's format."""
 
 import asyncio
 import re
@@ -11,16 +11,22 @@ from starlette.responses import Response
 from headrace.broker.vhosts import definitions
 from headrace.errors import InvalidInput
 from headrace.listeners.http.management import representations
-from headrace.listeners.http.management.parameters import answer, body_of, encode, query_of, refuse_too_many
+from headrace.listeners.http.management.parameters import (
+    body_of,
+    encode,
+    json_response,
+    query_of,
+    refuse_too_many_values,
+)
 from headrace.listeners.http.management.queues import host_of
-from headrace.listeners.http.server.context import HttpContext, Pieces
+from headrace.listeners.http.server.context import HttpContext, PiecewiseResponse
 from headrace.listeners.http.server.requests import in_thread_if, read_body
 from headrace.version import __version__
 from headrace.wire.http.bodies import JSON
 
-RABBITMQ_VERSION = "3.13.7"  # whose format this is
+RABBITMQ_VERSION = "3.13.7"  # the version whose format is used
 BYTES_MAX = 64 << 20
-PIECES_MAX = 4_000_000  # a binding has nine, and takes 150 bytes
+VALUES_MAX = 4_000_000  # a binding has nine values and 150 bytes
 
 
 async def export(site: HttpContext, request: Request) -> Response:
@@ -34,12 +40,12 @@ async def export(site: HttpContext, request: Request) -> Response:
         "explanation": "Definitions of Headrace",
     }
     document |= await definitions.export(site.broker)
-    # A list at a time: ten thousand bindings take milliseconds to write.
+    # Encode one list per event-loop iteration: ten thousand bindings take milliseconds.
     pieces = [b"{"]
     for number, (name, content) in enumerate(document.items()):
         pieces += [b"," if number else b"", encode(name), b":", encode(content)]
         await asyncio.sleep(0)
-    response = Pieces([*pieces, b"}"], {"cache-control": "no-store"}, media_type=JSON)
+    response = PiecewiseResponse([*pieces, b"}"], {"cache-control": "no-store"}, media_type=JSON)
     if "download" in query_of(request):
         name = re.sub(r"[^A-Za-z0-9._-]", "_", query_of(request)["download"]) or "definitions.json"
         response.headers["content-disposition"] = f"attachment; filename={name}"
@@ -48,7 +54,7 @@ async def export(site: HttpContext, request: Request) -> Response:
 
 async def export_vhost(site: HttpContext, request: Request) -> Response:
     found = await definitions.export(site.broker, host_of(site, request).name)
-    return answer({"rabbit_version": RABBITMQ_VERSION, **found})
+    return json_response({"rabbit_version": RABBITMQ_VERSION, **found})
 
 
 async def import_(site: HttpContext, request: Request) -> Response:
@@ -63,13 +69,13 @@ async def _import(site: HttpContext, request: Request, vhost: str | None) -> Res
     if request.headers.get("content-type", "").startswith("multipart/form-data"):
         document = await _from_form(request)
     else:
-        document = await body_of(request, BYTES_MAX, PIECES_MAX)
+        document = await body_of(request, BYTES_MAX, VALUES_MAX)
     await definitions.import_(site.broker, document, vhost)
     return Response(status_code=204)
 
 
 async def _from_form(request: Request) -> dict[str, Any]:
-    """An upload of RabbitMQ's own page: the first part that is JSON."""
+    """The first JSON part of a form upload, which RabbitMQ's own page uses."""
     data = bytes(await read_body(request, request.state.share, BYTES_MAX, BYTES_MAX))
     return await in_thread_if(len(data), _first_object, data, request.headers["content-type"])
 
@@ -79,11 +85,11 @@ def _first_object(data: bytes, content_type: str) -> dict[str, Any]:
     for part in data.split(b"--" + match[1]) if match else []:
         content = part.partition(b"\r\n\r\n")[2].strip()
         if content.startswith(b"{"):
-            refuse_too_many(content, PIECES_MAX)
+            refuse_too_many_values(content, VALUES_MAX)
             try:
                 found = msgspec.json.decode(content)
             except msgspec.DecodeError:
                 continue
             if isinstance(found, dict):
                 return found
-    raise InvalidInput("no definitions in the upload")
+    raise InvalidInput("the upload contains no definitions")

@@ -1,4 +1,4 @@
-"""Exchanges and bindings: list, declare, look at, delete, publish."""
+"""Exchanges and bindings: list, declare, describe, delete, and publish."""
 
 from collections.abc import Iterable
 from urllib.parse import quote
@@ -13,20 +13,20 @@ from headrace.broker.routing.publish_message import post
 from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.errors import InvalidInput, NotFound
 from headrace.listeners.http.management import parameters, representations
-from headrace.listeners.http.management.messages import parse_message
 from headrace.listeners.http.management.parameters import (
-    Shape,
-    answer,
+    JsonObject,
     body_of,
     flag,
+    json_response,
     listing,
     name_of,
-    one,
+    object_response,
     table,
     text,
 )
 from headrace.listeners.http.management.queues import host_of, queue_bindings
-from headrace.listeners.http.management.visibility import hosts_seen
+from headrace.listeners.http.management.representations import parse_message
+from headrace.listeners.http.management.visibility import visible_hosts
 from headrace.listeners.http.server.authentication import Caller
 from headrace.listeners.http.server.authorization import caller_of
 from headrace.listeners.http.server.context import HttpContext
@@ -38,7 +38,7 @@ def exchange_of(site: HttpContext, request: Request, parameter: str = "name") ->
 
 
 async def list_all(site: HttpContext, request: Request) -> Response:
-    return await _list(site, request, hosts_seen(site, request))
+    return await _list(site, request, visible_hosts(site, request))
 
 
 async def list_in_vhost(site: HttpContext, request: Request) -> Response:
@@ -51,7 +51,7 @@ async def _list(site: HttpContext, request: Request, hosts: Iterable[VirtualHost
         site,
         request,
         found,
-        lambda item: representations.exchange_shape(site, *item),
+        lambda item: representations.exchange_json(site, *item),
         name=lambda item: item[1].name,
         quick={"name": lambda item: item[1].name, "type": lambda item: item[1].declared_kind},
     )
@@ -59,21 +59,23 @@ async def _list(site: HttpContext, request: Request, hosts: Iterable[VirtualHost
 
 async def get(site: HttpContext, request: Request) -> Response:
     host, exchange = exchange_of(site, request)
-    return one(request, {**representations.exchange_shape(site, host.name, exchange), "incoming": [], "outgoing": []})
+    return object_response(
+        request, {**representations.exchange_json(site, host.name, exchange), "incoming": [], "outgoing": []}
+    )
 
 
 async def put(site: HttpContext, request: Request) -> Response:
     host, name = host_of(site, request), name_of(request, "name")
     fields = await body_of(request)
-    kind = text(fields.get("type", "direct"), "type")  # as RabbitMQ
+    kind = text(fields.get("type", "direct"), "type")  # RabbitMQ's default
     if not is_kind(kind):
         raise InvalidInput(f"unknown exchange type {kind[:80]!r}")
     known = name in host.routing.exchanges
     arguments = table(fields.get("arguments"), "arguments")
-    otherwise_to = arguments.get("alternate-exchange")
-    if isinstance(otherwise_to, str) and not known:
+    alternate = arguments.get("alternate-exchange")
+    if isinstance(alternate, str) and not known:
         caller_of(request).read(name, host.name)
-        caller_of(request).write(otherwise_to, host.name)
+        caller_of(request).write(alternate, host.name)
     await host.declare_exchange(
         name,
         kind,
@@ -102,51 +104,53 @@ async def publish(site: HttpContext, request: Request) -> Response:
     _check_user_id(fields, caller)
     taken = await post(host, message, keys)
     site.stats.messages_in += 1
-    return answer({"routed": taken > 0})
+    return json_response({"routed": taken > 0})
 
 
-def _check_user_id(fields: Shape, caller: Caller) -> None:
-    """A message carries the name of whoever sends it, or none."""
+def _check_user_id(fields: JsonObject, caller: Caller) -> None:
+    """The user_id of a message must be the name of the caller, as in AMQP."""
     claimed = (fields.get("properties") or {}).get("user_id")
     if claimed is not None and claimed != caller.name and not caller.user.may_impersonate:
         raise InvalidInput(f"user_id property set to {str(claimed)[:80]!r} but authenticated user was {caller.name!r}")
 
 
-# Bindings.
+# Bindings
 
 
 async def bindings_from(site: HttpContext, request: Request) -> Response:
     host, exchange = exchange_of(site, request)
     if not exchange.name:
         names = sorted(host.queues)
-        return await listing(site, request, names, lambda name: representations.default_binding_shape(host.name, name))
+        return await listing(site, request, names, lambda name: representations.default_binding_json(host.name, name))
     found = list(exchange.bindings.values())
-    return await listing(site, request, found, lambda binding: representations.binding_shape(host.name, binding))
+    return await listing(site, request, found, lambda binding: representations.binding_json(host.name, binding))
 
 
 async def bindings_to(site: HttpContext, request: Request) -> Response:
     host, exchange = exchange_of(site, request)
-    return answer([representations.binding_shape(host.name, binding) for binding in host.routing.bindings_to(exchange)])
+    return json_response(
+        [representations.binding_json(host.name, binding) for binding in host.routing.bindings_to(exchange)]
+    )
 
 
 async def list_bindings(site: HttpContext, request: Request) -> Response:
-    return await listing(site, request, await _bindings(hosts_seen(site, request)), lambda shape: shape)
+    return await listing(site, request, await _bindings(visible_hosts(site, request)), lambda shape: shape)
 
 
 async def list_bindings_in_vhost(site: HttpContext, request: Request) -> Response:
     return await listing(site, request, await _bindings([host_of(site, request)]), lambda shape: shape)
 
 
-async def _bindings(hosts: Iterable[VirtualHost]) -> list[Shape]:
-    turns = YieldEvery()
-    found: list[Shape] = []
+async def _bindings(hosts: Iterable[VirtualHost]) -> list[JsonObject]:
+    yielding = YieldEvery()
+    found: list[JsonObject] = []
     for host in hosts:
-        async for queue in turns.each(list(map(host.queues.__getitem__, sorted(host.queues)))):
+        async for queue in yielding.each(list(map(host.queues.__getitem__, sorted(host.queues)))):
             found += queue_bindings(queue)
         for exchange in list(host.routing.exchanges.values()):
-            async for binding in turns.each(list(exchange.bindings.values())):
+            async for binding in yielding.each(list(exchange.bindings.values())):
                 if not binding.to_queue:
-                    found.append(representations.binding_shape(host.name, binding))
+                    found.append(representations.binding_json(host.name, binding))
     return found
 
 
@@ -168,9 +172,9 @@ def _between(host: VirtualHost, source: str, destination: Queue | Exchange) -> l
 async def list_between(site: HttpContext, request: Request) -> Response:
     host, source, destination = _ends(site, request)
     if source in ("", representations.DEFAULT_EXCHANGE) and isinstance(destination, Queue):
-        return answer([representations.default_binding_shape(host.name, destination.name)])
-    return answer(
-        [representations.binding_shape(host.name, binding) for binding in _between(host, source, destination)]
+        return json_response([representations.default_binding_json(host.name, destination.name)])
+    return json_response(
+        [representations.binding_json(host.name, binding) for binding in _between(host, source, destination)]
     )
 
 
@@ -196,16 +200,16 @@ def _one_binding(host: VirtualHost, source: str, destination: Queue | Exchange, 
     for binding in found:
         if binding.properties_key == properties_key:
             return binding
-    for binding in found:  # tools that make the name themselves take the routing key as it is
+    for binding in found:  # some tools use the unescaped routing key as properties_key
         if binding.key == properties_key and not binding.arguments:
             return binding
-    raise NotFound("no such binding")
+    raise NotFound("unknown binding")
 
 
 async def get_binding(site: HttpContext, request: Request) -> Response:
     host, source, destination = _ends(site, request)
     found = _one_binding(host, source, destination, name_of(request, "properties_key"))
-    return one(request, representations.binding_shape(host.name, found))
+    return object_response(request, representations.binding_json(host.name, found))
 
 
 async def unbind(site: HttpContext, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Groups and cursors: who reads what, how far behind, and starting again from elsewhere, with a look before."""
+"""Consumer groups and cursors: members, positions and lag, and resetting of offsets with a dry run."""
 
 import asyncio
 from collections.abc import Mapping
@@ -11,15 +11,15 @@ from headrace.broker.groups.offsets import Committed
 from headrace.broker.streams.streams import Stream
 from headrace.errors import Conflict, GroupNotFound, HeadraceError, InvalidInput
 from headrace.listeners.http.management.parameters import (
-    Shape,
-    answer,
+    JsonObject,
     body_of,
     flag,
+    json_response,
     listing,
     name_of,
     no_content,
     number,
-    one,
+    object_response,
 )
 from headrace.listeners.http.native.cursors import check_read
 from headrace.listeners.http.server.authorization import caller_of
@@ -28,7 +28,7 @@ from headrace.listeners.http.server.context import HttpContext
 TARGETS = ("earliest", "latest", "timestamp", "offset", "shift")
 
 
-def group_summary(site: HttpContext, group_id: str, state: str, kind: str) -> Shape:
+def group_summary(site: HttpContext, group_id: str, state: str, kind: str) -> JsonObject:
     positions = _positions(site, group_id)
     group = site.broker.coordination.groups.find(group_id)
     return {
@@ -43,7 +43,7 @@ def group_summary(site: HttpContext, group_id: str, state: str, kind: str) -> Sh
     }
 
 
-def cursor_summary(site: HttpContext, name: str) -> Shape:
+def cursor_summary(site: HttpContext, name: str) -> JsonObject:
     cursors = site.broker.cursors
     state, positions = cursors.get(name), cursors.positions(name)
     return {
@@ -59,7 +59,7 @@ def cursor_summary(site: HttpContext, name: str) -> Shape:
     }
 
 
-def _positions(site: HttpContext, group_id: str) -> list[Shape]:
+def _positions(site: HttpContext, group_id: str) -> list[JsonObject]:
     broker = site.broker
     found = []
     for (topic, number_), committed in sorted(broker.coordination.groups.offsets.of(group_id).items()):
@@ -87,7 +87,7 @@ async def list_all(site: HttpContext, request: Request) -> Response:
         *((name, "", "cursor") for name in site.broker.cursors.names()),
     ]
 
-    def shape(item: tuple[str, str, str]) -> Shape:
+    def shape(item: tuple[str, str, str]) -> JsonObject:
         return cursor_summary(site, item[0]) if item[2] == "cursor" else group_summary(site, *item)
 
     return await listing(
@@ -109,7 +109,7 @@ async def get(site: HttpContext, request: Request) -> Response:
             }
             for p in site.broker.cursors.positions(name)
         ]
-        return one(request, {**cursor_summary(site, name), "positions": positions, "member_details": []})
+        return object_response(request, {**cursor_summary(site, name), "positions": positions, "member_details": []})
     listed = _listed(site, name)
     group = site.broker.coordination.groups.find(name)
     members = [
@@ -117,7 +117,7 @@ async def get(site: HttpContext, request: Request) -> Response:
         for member_id, member in (group.members.items() if group is not None else ())
     ]
     summary = group_summary(site, name, listed.state, listed.kind)
-    return one(request, {**summary, "positions": _positions(site, name), "member_details": members})
+    return object_response(request, {**summary, "positions": _positions(site, name), "member_details": members})
 
 
 def _listed(site: HttpContext, name: str) -> Any:
@@ -128,17 +128,17 @@ def _listed(site: HttpContext, name: str) -> Any:
 
 
 async def reset(site: HttpContext, request: Request) -> Response:
-    """Where the reader would stand after the reset; with dry_run=false it then stands there."""
+    """Returns the offsets after a reset; with dry_run=false it also commits them."""
     name, kind = name_of(request, "group"), request.path_params["kind"]
     fields = await body_of(request)
     topic = fields.get("topic")
     if not isinstance(topic, str):
-        raise InvalidInput("topic says which topic's offsets are reset")
-    caller_of(request).read(topic)  # as whoever reads and commits
+        raise InvalidInput("topic is required: the topic whose offsets are reset")
+    caller_of(request).read(topic)  # the permission that reading and committing needs
     if kind == "cursor":
         check_read(site, request, name)
     else:
-        caller_of(request).read(name)  # a group is a name of its own, as at the Kafka listener
+        caller_of(request).read(name)  # groups have permissions by name, as at the Kafka listener
     stream = site.broker.streams.get(topic)
     now = _current(site, name, kind, topic)
     partitions = fields.get("partitions")
@@ -147,7 +147,7 @@ async def reset(site: HttpContext, request: Request) -> Response:
     elif isinstance(partitions, list) and all(type(p) is int for p in partitions):
         chosen = partitions
     else:
-        raise InvalidInput("partitions is a list of numbers")
+        raise InvalidInput("partitions must be a list of integers")
     moves = [await _move(stream, number_, now.get(number_), fields) for number_ in chosen]
     dry_run = flag(fields.get("dry_run"), True)
     if not dry_run:
@@ -156,7 +156,7 @@ async def reset(site: HttpContext, request: Request) -> Response:
             await site.broker.cursors.commit(name, stream, offsets)
         else:
             await _commit(site, name, stream, offsets)
-    return answer({"name": name, "topic": topic, "dry_run": dry_run, "moves": moves})
+    return json_response({"name": name, "topic": topic, "dry_run": dry_run, "moves": moves})
 
 
 def _current(site: HttpContext, name: str, kind: str, topic: str) -> dict[int, int]:
@@ -167,7 +167,7 @@ def _current(site: HttpContext, name: str, kind: str, topic: str) -> dict[int, i
     return {number_: one_.offset for (t, number_), one_ in committed.items() if t == topic}
 
 
-async def _move(stream: Stream, number_: int, now: int | None, fields: Mapping[str, Any]) -> Shape:
+async def _move(stream: Stream, number_: int, now: int | None, fields: Mapping[str, Any]) -> JsonObject:
     partition = stream.partition(number_)
     start, end = partition.start_offset, partition.end_offset
     target = fields.get("to", "earliest")
@@ -182,7 +182,7 @@ async def _move(stream: Stream, number_: int, now: int | None, fields: Mapping[s
     elif target == "shift":
         to = (now if now is not None else start) + number(fields.get("shift"), "shift", least=-(2**53))
     else:
-        raise InvalidInput(f"to is one of {', '.join(TARGETS)}")
+        raise InvalidInput(f"to must be one of {', '.join(TARGETS)}")
     to = min(max(to, start), end)
     return {
         "partition": number_,
@@ -199,7 +199,7 @@ async def _commit(site: HttpContext, name: str, stream: Stream, offsets: Mapping
     groups = site.broker.coordination.groups
     group = groups.find(name)
     if group is not None and group.members:
-        raise Conflict(f"group {name!r} has {len(group.members)} members: stop them first, they would commit over it")
+        raise Conflict(f"group {name!r} has {len(group.members)} members: stop them first, they would overwrite this")
     now_ms = site.broker.clock.now_ms()
     entries = [
         Committed(name, stream.name, number_, stream.partition(number_).log_id, offset, -1, "", now_ms)

@@ -1,4 +1,4 @@
-"""The broker as a whole: overview, node, virtual hosts, health."""
+"""The whole broker: overview, node, virtual hosts and health checks."""
 
 import os
 import platform
@@ -21,9 +21,9 @@ from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.errors import Conflict, InvalidInput, NotFound
 from headrace.listeners.http.management import parameters, representations
 from headrace.listeners.http.management.definitions import RABBITMQ_VERSION
-from headrace.listeners.http.management.parameters import Shape, answer, listing, name_of, one
+from headrace.listeners.http.management.parameters import JsonObject, json_response, listing, name_of, object_response
 from headrace.listeners.http.management.queues import host_of
-from headrace.listeners.http.management.visibility import clients_seen, hosts_seen
+from headrace.listeners.http.management.visibility import visible_clients, visible_hosts
 from headrace.listeners.http.server.authentication import MONITORING
 from headrace.listeners.http.server.authorization import caller_of
 from headrace.listeners.http.server.context import HttpContext
@@ -32,7 +32,7 @@ from headrace.version import __version__
 
 KINDS = ("direct", "fanout", "topic", "headers", "x-consistent-hash", "x-delayed-message")
 ALIVENESS_QUEUE = "aliveness-test"
-LOOK_BACK_S = 5.0
+RATE_WINDOW_S = 5.0
 DAYS = {"days": 1, "weeks": 7, "months": 30, "years": 365}
 
 
@@ -50,12 +50,12 @@ def rates_between(new: Sample, old: Sample) -> dict[str, float]:
 def recent_rates(site: HttpContext) -> tuple[Sample, dict[str, float]]:
     samples = site.broker.history.samples
     new = site.broker.history.latest()
-    old = samples[max(0, len(samples) - 1 - round(LOOK_BACK_S))]
+    old = samples[max(0, len(samples) - 1 - round(RATE_WINDOW_S))]
     return new, rates_between(new, old)
 
 
-def totals(site: HttpContext) -> tuple[Shape, Shape]:
-    """Queue totals and message stats of the whole broker."""
+def totals(site: HttpContext) -> tuple[JsonObject, JsonObject]:
+    """Queue totals and message statistics of the whole broker."""
     sample, rate = recent_rates(site)
     counters = {
         "publish": sum(sample.messages_in.values()),
@@ -72,7 +72,7 @@ def totals(site: HttpContext) -> tuple[Shape, Shape]:
     return queue_totals(sample.ready, sample.unacked), representations.with_rates(counters, rates)
 
 
-def queue_totals(ready: int, unacked: int) -> Shape:
+def queue_totals(ready: int, unacked: int) -> JsonObject:
     return {
         "messages": ready + unacked,
         "messages_details": {"rate": 0.0},
@@ -83,28 +83,28 @@ def queue_totals(ready: int, unacked: int) -> Shape:
     }
 
 
-async def totals_of(site: HttpContext, queues: list[Queue], user: str) -> tuple[Shape, Shape]:
-    """The same of some queues, for a user who sees no others."""
-    turns = YieldEvery()
-    ready = sum(await turns.map(lambda queue: 0 if queue.is_stream else queue.ready, queues))
-    unacked = sum(await turns.map(lambda queue: queue.unacked, queues))
+async def totals_of(site: HttpContext, queues: list[Queue], user: str) -> tuple[JsonObject, JsonObject]:
+    """The same for some queues, for a user who may see only those."""
+    yielding = YieldEvery()
+    ready = sum(await yielding.map(lambda queue: 0 if queue.is_stream else queue.ready, queues))
+    unacked = sum(await yielding.map(lambda queue: queue.unacked, queues))
     counters: Counter[str] = Counter(dict.fromkeys(("publish", "deliver_get", "ack"), 0))
-    async for queue in turns.each(queues):
+    async for queue in yielding.each(queues):
         counters.update(representations.queue_counters(queue))
     rates = site.rates.of(("overview", user), site.broker.clock.monotonic(), counters)
     return queue_totals(ready, unacked), representations.with_rates(counters, rates)
 
 
 async def overview(site: HttpContext, request: Request) -> Response:
-    hosts, caller = hosts_seen(site, request), caller_of(request)
-    clients = clients_seen(site, request)
-    turns = YieldEvery()
-    channels = sum(await turns.map(lambda client: len(client.describe_channels()), clients))
+    hosts, caller = visible_hosts(site, request), caller_of(request)
+    clients = visible_clients(site, request)
+    yielding = YieldEvery()
+    channels = sum(await yielding.map(lambda client: len(client.describe_channels()), clients))
     queues = [queue for host in hosts for queue in host.queues.values()]
-    sees_all = caller.is_one_of(MONITORING)
-    depths, message_stats = totals(site) if sees_all else await totals_of(site, queues, caller.name)
-    consumers = sum(await turns.map(lambda queue: len(queue.consumers), queues))
-    return one(
+    is_monitor = caller.is_one_of(MONITORING)
+    depths, message_stats = totals(site) if is_monitor else await totals_of(site, queues, caller.name)
+    consumers = sum(await yielding.map(lambda queue: len(queue.consumers), queues))
+    return object_response(
         request,
         {
             "management_version": RABBITMQ_VERSION,
@@ -142,7 +142,7 @@ async def overview(site: HttpContext, request: Request) -> Response:
     )
 
 
-def churn(site: HttpContext) -> Shape:
+def churn(site: HttpContext) -> JsonObject:
     opened = sum(listener.connections_total for listener in site.broker.stats.listeners.values())
     names = (
         "connection_created",
@@ -153,14 +153,14 @@ def churn(site: HttpContext) -> Shape:
         "channel_created",
         "channel_closed",
     )
-    shape: Shape = {}
+    shape: JsonObject = {}
     for name in names:
         shape[name] = opened if name == "connection_created" else 0
         shape[f"{name}_details"] = {"rate": 0.0}
     return shape
 
 
-def listeners(site: HttpContext) -> list[Shape]:
+def listeners(site: HttpContext) -> list[JsonObject]:
     found = []
     for listener, addresses in site.addresses.items():
         for address in addresses:
@@ -178,13 +178,13 @@ def listeners(site: HttpContext) -> list[Shape]:
     return found
 
 
-def contexts(site: HttpContext) -> list[Shape]:
-    """What RabbitMQ calls web contexts: where this API is, the port as text."""
+def contexts(site: HttpContext) -> list[JsonObject]:
+    """RabbitMQ's "web contexts": the ports of this API, as strings."""
     ports = [str(listener["port"]) for listener in listeners(site) if listener["protocol"] == "http"]
     return [{"description": "Headrace", "path": "/", "port": port} for port in dict.fromkeys(ports)]
 
 
-def node_shape(site: HttpContext) -> Shape:
+def node_json(site: HttpContext) -> JsonObject:
     broker = site.broker
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -256,55 +256,55 @@ def _lines(path: str) -> list[str]:
 
 
 async def nodes(site: HttpContext, request: Request) -> Response:
-    return await listing(site, request, [node_shape(site)], lambda shape: shape)
+    return await listing(site, request, [node_json(site)], lambda shape: shape)
 
 
 def _check_node(request: Request) -> None:
     if name_of(request, "name") != representations.NODE:
-        raise NotFound("no such node")
+        raise NotFound("unknown node")
 
 
 async def node(site: HttpContext, request: Request) -> Response:
     _check_node(request)
-    return one(request, node_shape(site))
+    return object_response(request, node_json(site))
 
 
 async def node_memory(site: HttpContext, request: Request) -> Response:
     _check_node(request)
     used = memory_bytes()
     total = {"erlang": used, "rss": used, "allocated": used}
-    return answer({"memory": {"total": total, "strategy": "rss", "other_proc": used}})
+    return json_response({"memory": {"total": total, "strategy": "rss", "other_proc": used}})
 
 
 async def cluster_name(site: HttpContext, request: Request) -> Response:
-    return answer({"name": representations.NODE})
+    return json_response({"name": representations.NODE})
 
 
 async def empty(site: HttpContext, request: Request) -> Response:
-    return answer([])
+    return json_response([])
 
 
 async def nothing(site: HttpContext, request: Request) -> Response:
-    return answer({})
+    return json_response({})
 
 
 async def extensions(site: HttpContext, request: Request) -> Response:
-    return answer([{"javascript": "dispatcher.js"}])
+    return json_response([{"javascript": "dispatcher.js"}])
 
 
 async def auth(site: HttpContext, request: Request) -> Response:
-    return answer({"oauth_enabled": False})
+    return json_response({"oauth_enabled": False})
 
 
-# Virtual hosts.
+# Virtual hosts
 
 
-async def vhost_shape(host: VirtualHost) -> Shape:
-    turns, queues = YieldEvery(), list(host.queues.values())
-    ready = sum(await turns.map(lambda queue: 0 if queue.is_stream else queue.ready, queues))
-    unacked = sum(await turns.map(lambda queue: queue.unacked, queues))
+async def vhost_json(host: VirtualHost) -> JsonObject:
+    yielding, queues = YieldEvery(), list(host.queues.values())
+    ready = sum(await yielding.map(lambda queue: 0 if queue.is_stream else queue.ready, queues))
+    unacked = sum(await yielding.map(lambda queue: queue.unacked, queues))
     about = host.metadata
-    metadata: Shape = {
+    metadata: JsonObject = {
         "description": about.description or ("Default virtual host" if host.name == "/" else ""),
         "tags": list(about.tags),
         "default_queue_type": about.default_queue_type,
@@ -323,12 +323,12 @@ async def vhost_shape(host: VirtualHost) -> Shape:
 
 
 async def vhosts(site: HttpContext, request: Request) -> Response:
-    shaped = [await vhost_shape(host) for host in sorted(hosts_seen(site, request), key=lambda host: host.name)]
+    shaped = [await vhost_json(host) for host in sorted(visible_hosts(site, request), key=lambda host: host.name)]
     return await listing(site, request, shaped, lambda shape: shape)
 
 
 async def vhost(site: HttpContext, request: Request) -> Response:
-    return one(request, await vhost_shape(host_of(site, request)))
+    return object_response(request, await vhost_json(host_of(site, request)))
 
 
 async def put_vhost(site: HttpContext, request: Request) -> Response:
@@ -342,20 +342,20 @@ async def put_vhost(site: HttpContext, request: Request) -> Response:
 async def delete_vhost(site: HttpContext, request: Request) -> Response:
     host = host_of(site, request)
     if host.name == "/":
-        raise Conflict("the default virtual host is not deleted")
+        raise Conflict("the default virtual host cannot be deleted")
     await site.broker.vhosts.delete(host.name)
     return parameters.no_content()
 
 
-# Their limits.
+# Limits of virtual hosts
 
 
-def _limits(hosts: Iterable[VirtualHost]) -> list[Shape]:
+def _limits(hosts: Iterable[VirtualHost]) -> list[JsonObject]:
     return [{"vhost": host.name, "value": host.limits} for host in hosts if host.limits]
 
 
 async def vhost_limits(site: HttpContext, request: Request) -> Response:
-    return await listing(site, request, _limits(hosts_seen(site, request)), lambda shape: shape)
+    return await listing(site, request, _limits(visible_hosts(site, request)), lambda shape: shape)
 
 
 async def limits_of_vhost(site: HttpContext, request: Request) -> Response:
@@ -372,16 +372,16 @@ async def put_vhost_limit(site: HttpContext, request: Request) -> Response:
 
 
 async def delete_vhost_limit(site: HttpContext, request: Request) -> Response:
-    """Of one that is not set, too, as in RabbitMQ."""
+    """Succeeds for a limit that is not set, too, as in RabbitMQ."""
     await site.broker.vhosts.set_limits(host_of(site, request).name, {name_of(request, "limit"): None})
     return parameters.no_content()
 
 
-# Health.
+# Health checks
 
 
 async def aliveness(site: HttpContext, request: Request) -> Response:
-    """A message goes through a real queue, to the disk and back."""
+    """Publishes a message to a durable queue and reads it back."""
     host, caller = host_of(site, request), caller_of(request)
     caller.configure(ALIVENESS_QUEUE, host.name)
     caller.write("", host.name)
@@ -392,9 +392,9 @@ async def aliveness(site: HttpContext, request: Request) -> Response:
     await post(host, Message("", ALIVENESS_QUEUE, NO_PROPERTIES, b"test_message"), [ALIVENESS_QUEUE])
     found = queue.get()
     if found is None:
-        return answer({"status": "failed", "reason": "the message did not come back"}, 503)
+        return json_response({"status": "failed", "reason": "the test message was not returned"}, 503)
     queue.settle(found[0], found[1], found[1] + 1)
-    return answer({"status": "ok"})
+    return json_response({"status": "ok"})
 
 
 async def node_health(site: HttpContext, request: Request) -> Response:
@@ -405,39 +405,39 @@ async def node_health(site: HttpContext, request: Request) -> Response:
 async def health(site: HttpContext, request: Request) -> Response:
     reason = site.broker.why_not_ready()
     if reason is None:
-        return answer({"status": "ok"})
-    return answer({"status": "failed", "reason": reason}, 503)
+        return json_response({"status": "ok"})
+    return json_response({"status": "failed", "reason": reason}, 503)
 
 
 async def health_certificate(site: HttpContext, request: Request) -> Response:
-    """Whether the certificate of the listeners is good for some time yet; without TLS there is none to expire."""
+    """Fails if the TLS certificate expires within the given time; succeeds without TLS."""
     unit, within = name_of(request, "unit"), whole_number(name_of(request, "within"), most=2**31)
     if unit not in DAYS:
-        raise InvalidInput(f"a time is counted in {', '.join(DAYS)}, not {unit[:80]!r}")
+        raise InvalidInput(f"the unit must be one of {', '.join(DAYS)}, not {unit[:80]!r}")
     if within is None:
-        raise InvalidInput("the time is a whole number")
+        raise InvalidInput("the time must be an integer")
     expires_s = site.broker.stats.certificate_expires_s
     left_s = None if expires_s is None else expires_s() - site.broker.clock.now_ms() / 1000
     if left_s is None or left_s > within * DAYS[unit] * 86_400:
-        return answer({"status": "ok"})
+        return json_response({"status": "ok"})
     end = f"expires in {left_s / 86_400:.1f} days" if left_s > 0 else "has expired"
-    reason = f"the certificate of the listeners {end}"
-    return answer({"status": "failed", "reason": reason, "expired": [{"cert_path": site.config.tls_cert}]}, 503)
+    reason = f"the TLS certificate {end}"
+    return json_response({"status": "failed", "reason": reason, "expired": [{"cert_path": site.config.tls_cert}]}, 503)
 
 
 async def health_port(site: HttpContext, request: Request) -> Response:
     port = whole_number(name_of(request, "port"))
     if port is None:
-        raise InvalidInput("a port is a whole number")
+        raise InvalidInput("the port must be an integer")
     ports = [listener["port"] for listener in listeners(site)]
     if port in ports:
-        return answer({"status": "ok", "port": port})
-    return answer({"status": "failed", "reason": "No active listener", "missing": port, "ports": ports}, 503)
+        return json_response({"status": "ok", "port": port})
+    return json_response({"status": "failed", "reason": "No active listener", "missing": port, "ports": ports}, 503)
 
 
 async def health_protocol(site: HttpContext, request: Request) -> Response:
     wanted = {"amqp091": "amqp", "amqp": "amqp", "http": "http", "kafka": "kafka"}.get(name_of(request, "protocol"))
     if wanted in site.addresses:
-        return answer({"status": "ok", "protocol": name_of(request, "protocol")})
+        return json_response({"status": "ok", "protocol": name_of(request, "protocol")})
     reason: dict[str, Any] = {"status": "failed", "reason": "No active listener", "protocols": list(site.addresses)}
-    return answer(reason, 503)
+    return json_response(reason, 503)

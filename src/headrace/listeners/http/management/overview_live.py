@@ -1,27 +1,24 @@
-"""Live numbers, under /api/headrace/overview: of now, of the last minutes, and as they change."""
+"""The dashboard's overview, under /api/headrace/overview: current numbers, the last minutes, and a live stream."""
 
-import asyncio
 import os
 from itertools import pairwise
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.broker.metrics.history import INTERVAL_S, QUEUES_PER_SECOND, Sample
 from headrace.broker.vhosts.vhosts import DEFAULT
-from headrace.errors import HeadraceError
 from headrace.listeners.http.management import representations
 from headrace.listeners.http.management.overview import memory_bytes, rates_between, recent_rates, totals_of
-from headrace.listeners.http.management.parameters import Shape, encode, number, one, query_of
-from headrace.listeners.http.management.visibility import clients_seen, hosts_seen
+from headrace.listeners.http.management.parameters import JsonObject, encode, number, object_response, query_of
+from headrace.listeners.http.management.visibility import visible_clients, visible_hosts
 from headrace.listeners.http.server.authentication import MONITORING
-from headrace.listeners.http.server.authorization import Allowance, caller_of
+from headrace.listeners.http.server.authorization import caller_of
 from headrace.listeners.http.server.context import HttpContext
-from headrace.listeners.http.server.requests import hung_up
-from headrace.wire.http import bodies, events
+from headrace.listeners.http.server.event_stream import EventStreamResponse
+from headrace.wire.http import events
 
 STEP_S_MAX = 60
 QUANTILES = (0.5, 0.99)
@@ -29,7 +26,7 @@ COLUMNS = ("at", "published", "delivered", "acked", "sent", "ready", "unacked", 
 
 
 def quantile(histogram: Any, share: float) -> float | None:
-    """The bound below which that share of all observations lies; None without any."""
+    """Upper bound of the bucket that contains the quantile; None without observations."""
     total = sum(histogram.counts)
     if not total:
         return None
@@ -41,7 +38,7 @@ def quantile(histogram: Any, share: float) -> float | None:
     return float(histogram.bounds[-1])
 
 
-def alarms(site: HttpContext) -> list[Shape]:
+def alarms(site: HttpContext) -> list[JsonObject]:
     broker = site.broker
     found = []
     reason = broker.why_not_ready()
@@ -50,11 +47,11 @@ def alarms(site: HttpContext) -> list[Shape]:
     free = free_bytes(site)
     limit = broker.config.disk_free_limit
     if free is not None and free < 2 * limit:
-        text = f"{free >> 20:,} MB of disk are free; below {limit >> 20:,} MB publishers wait"
+        text = f"low disk space: {free >> 20:,} MB free; publishers are blocked below {limit >> 20:,} MB"
         found.append({"level": "warning", "text": text})
     damaged = broker.storage.damaged_logs
     if damaged:
-        text = f"{damaged} {'log is' if damaged == 1 else 'logs are'} damaged: headrace log verify says where"
+        text = f"{damaged} {'log is' if damaged == 1 else 'logs are'} damaged: run headrace log verify for details"
         found.append({"level": "error", "text": text})
     return found
 
@@ -66,7 +63,7 @@ def free_bytes(site: HttpContext) -> int | None:
         return None
 
 
-def live_shape(site: HttpContext) -> Shape:
+def live_json(site: HttpContext) -> JsonObject:
     broker = site.broker
     sample, rates = recent_rates(site)
     sync = broker.storage.counters.sync_s
@@ -75,7 +72,7 @@ def live_shape(site: HttpContext) -> Shape:
         "rates": {name: round(value, 2) for name, value in rates.items()},
         "ready": sample.ready,
         "unacked": sample.unacked,
-        "connections": len(broker.clients.all()),  # those that are listed: a browser that looks is not among them
+        "connections": len(broker.clients.all()),  # listed connections only, without browsers
         "listeners": {
             name: {"connections": listener.connections, "in": listener.messages_in, "out": listener.messages_out}
             for name, listener in broker.stats.listeners.items()
@@ -101,21 +98,21 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1000
 
 
-async def own_shape(site: HttpContext, request: Request) -> Shape:
-    """The same of the virtual hosts that the caller sees. What is the whole broker's is empty."""
+async def own_json(site: HttpContext, request: Request) -> JsonObject:
+    """The same for the virtual hosts that the caller may see; broker-wide numbers are empty."""
     broker, caller = site.broker, caller_of(request)
-    hosts = {host.name: host for host in hosts_seen(site, request)}
+    hosts = {host.name: host for host in visible_hosts(site, request)}
     queues = [queue for host in hosts.values() for queue in host.queues.values()]
     depths, stats = await totals_of(site, queues, caller.name)
     names = {"published": "publish", "delivered": "deliver_get", "acked": "ack"}
     groups, cursors, pipelines = broker.coordination.groups.listing(), broker.cursors, broker.pipelines
     return {
-        **dict.fromkeys(live_shape(site)),
+        **dict.fromkeys(live_json(site)),
         "at": broker.history.latest().at_ms,
         "rates": {name: stats[f"{counter}_details"]["rate"] for name, counter in names.items()} | {"sent": 0.0},
         "ready": depths["messages_ready"],
         "unacked": depths["messages_unacknowledged"],
-        "connections": len(clients_seen(site, request)),
+        "connections": len(visible_clients(site, request)),
         "listeners": {},
         "sync_ms": {},
         "alarms": alarms(site),
@@ -131,13 +128,13 @@ async def own_shape(site: HttpContext, request: Request) -> Shape:
 
 
 async def overview(site: HttpContext, request: Request) -> Response:
-    """The numbers of now and the last minutes, one row for each step."""
+    """Current numbers and the history of the last minutes, with one row per step."""
     step = number(query_of(request).get("step"), "step", 1, least=1, most=STEP_S_MAX)
-    broker, sees_all = site.broker, caller_of(request).is_one_of(MONITORING)
-    seen = {host.name for host in hosts_seen(site, request)}
+    broker, is_monitor = site.broker, caller_of(request).is_one_of(MONITORING)
+    seen = {host.name for host in visible_hosts(site, request)}
     streams = [stream for stream in broker.streams if stream.vhost in seen]
     sizes = await YieldEvery().map(lambda s: sum(p.size_bytes for p in s.partitions), streams)
-    shape: Shape = {
+    shape: JsonObject = {
         "node": representations.NODE,
         "started": broker.stats.started_ms,
         "durability": broker.config.durability,
@@ -145,15 +142,15 @@ async def overview(site: HttpContext, request: Request) -> Response:
         "tls": site.listeners_with_tls,
         "log_size_bytes": sum(sizes),
     }
-    if not sees_all:
-        return one(request, {**await own_shape(site, request), **shape, "history": history([])})
+    if not is_monitor:
+        return object_response(request, {**await own_json(site, request), **shape, "history": history([])})
     shape |= {"pid": os.getpid(), "data_dir": broker.config.data_dir, "recovery": broker.report.summary()}
     samples = list(broker.history.samples)[::-step][::-1]
-    return one(request, {**live_shape(site), **shape, "history": history(samples)})
+    return object_response(request, {**live_json(site), **shape, "history": history(samples)})
 
 
-def history(samples: list[Sample]) -> Shape:
-    """Columns, as plots want them."""
+def history(samples: list[Sample]) -> JsonObject:
+    """Samples as columns, the form that the charts need."""
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     for old, new in pairwise(samples):
         rates = rates_between(new, old)
@@ -167,54 +164,39 @@ def history(samples: list[Sample]) -> Shape:
     return columns
 
 
-def last_of(shape: Shape) -> Shape:
-    """A row of the history, out of what is so now."""
+def last_of(shape: JsonObject) -> JsonObject:
+    """Current numbers as one row of the history."""
     row = {**dict.fromkeys(COLUMNS), **shape["rates"], "at": shape["at"] / 1000}
     row |= {"ready": shape["ready"], "unacked": shape["unacked"]}
     return {name: [row[name]] for name in COLUMNS}
 
 
-class Live(Response):
-    """The numbers of every second as server-sent events."""
+class Live(EventStreamResponse):
+    """Sends the current numbers every second."""
+
+    starts_with_heartbeat = False
 
     def __init__(self, site: HttpContext, request: Request) -> None:
-        super().__init__(None, 200, {"cache-control": "no-store"}, media_type=bodies.EVENTS)
-        del self.headers["content-length"]
-        self._site = site
+        super().__init__(site, request)
         self._request = request
-        self._allowance = Allowance(site, request)
-        self._own: Shape = {}
+        self._own: JsonObject = {}
         self._own_due_s = 0.0
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        if scope["method"] == "HEAD":
-            await send({"type": "http.response.body"})
-            return
-        gone = asyncio.ensure_future(hung_up(receive))
-        stopping = self._site.stopping
-        history_ = self._site.broker.history
-        try:
-            while not (gone.done() or stopping.done()):
-                self._allowance.check()
-                content = await self._content()
-                data = events.event(encode(content), str(content["at"]))
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-                await asyncio.wait({history_.next(), gone, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        except HeadraceError as error:
-            data = events.event(encode({"detail": str(error)}), "", "error")
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-        finally:
-            gone.cancel()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    async def send_events(self) -> None:
+        content = await self._content()
+        await self.send(events.event(encode(content), str(content["at"])))
+        await self.wait_for(self._site.broker.history.next())
 
-    async def _content(self) -> Shape:
+    def encode(self, content: Any) -> bytes:
+        return encode(content)
+
+    async def _content(self) -> JsonObject:
         site = self._site
         if caller_of(self._request).is_one_of(MONITORING):
-            return {**live_shape(site), "last": history(list(site.broker.history.samples)[-2:])}
+            return {**live_json(site), "last": history(list(site.broker.history.samples)[-2:])}
         now_s = site.broker.clock.monotonic()
-        if now_s >= self._own_due_s:  # the more queues, the older it may be, as in the broker's own history
-            self._own = await own_shape(site, self._request)
+        if now_s >= self._own_due_s:  # with more queues it is computed less often, like the broker's history
+            self._own = await own_json(site, self._request)
             self._own_due_s = now_s + self._own["counts"]["queues"] / QUEUES_PER_SECOND - INTERVAL_S / 2
         content = {**self._own, "at": site.broker.history.latest().at_ms}
         return {**content, "last": last_of(content)}

@@ -8,9 +8,17 @@ from starlette.responses import Response
 
 from headrace.broker.vhosts.policies import Policy
 from headrace.listeners.http.management import parameters, representations
-from headrace.listeners.http.management.parameters import body_of, listing, name_of, number, one, table, text
+from headrace.listeners.http.management.parameters import (
+    body_of,
+    listing,
+    name_of,
+    number,
+    object_response,
+    table,
+    text,
+)
 from headrace.listeners.http.management.queues import host_of
-from headrace.listeners.http.management.visibility import hosts_seen
+from headrace.listeners.http.management.visibility import visible_hosts
 from headrace.listeners.http.server.context import HttpContext
 
 
@@ -19,20 +27,20 @@ def is_operator(request: Request) -> bool:
 
 
 async def list_all(site: HttpContext, request: Request) -> Response:
-    seen = {host.name for host in hosts_seen(site, request)}
+    seen = {host.name for host in visible_hosts(site, request)}
     found = [policy for policy in site.broker.policies.list(operator=is_operator(request)) if policy.vhost in seen]
-    return await listing(site, request, found, representations.policy_shape)
+    return await listing(site, request, found, representations.policy_json)
 
 
 async def list_in_vhost(site: HttpContext, request: Request) -> Response:
     found = site.broker.policies.list(host_of(site, request).name, operator=is_operator(request))
-    return await listing(site, request, found, representations.policy_shape)
+    return await listing(site, request, found, representations.policy_json)
 
 
 async def get(site: HttpContext, request: Request) -> Response:
     host, name = host_of(site, request), name_of(request, "name")
     found = site.broker.policies.get(host.name, name, operator=is_operator(request))
-    return one(request, representations.policy_shape(found))
+    return object_response(request, representations.policy_json(found))
 
 
 async def put(site: HttpContext, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Queues: list, declare, look at, delete, purge, get."""
+"""Queues: list, declare, describe, delete, purge, and get messages."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,19 +11,19 @@ from headrace.broker.types.message import Message, from_record
 from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.errors import HeadraceError, InvalidInput
 from headrace.listeners.http.management import parameters, representations
-from headrace.listeners.http.management.messages import message_shape
 from headrace.listeners.http.management.parameters import (
-    Shape,
-    answer,
+    JsonObject,
     body_of,
     flag,
+    json_response,
     listing,
     name_of,
     number,
-    one,
+    object_response,
     table,
 )
-from headrace.listeners.http.management.visibility import hosts_seen
+from headrace.listeners.http.management.representations import message_json
+from headrace.listeners.http.management.visibility import visible_hosts
 from headrace.listeners.http.server.authorization import caller_of
 from headrace.listeners.http.server.context import HttpContext
 
@@ -43,7 +43,7 @@ def queue_of(site: HttpContext, request: Request) -> Queue:
 
 
 def all_queues(site: HttpContext, hosts: Iterable[VirtualHost]) -> list[Queue]:
-    """In the order of their names, topics of one partition among them: each is a queue to AMQP clients."""
+    """All queues by name, including topics with one partition: AMQP clients see those as queues."""
     found: list[Queue] = []
     for host in hosts:
         for stream in site.broker.streams:
@@ -54,7 +54,7 @@ def all_queues(site: HttpContext, hosts: Iterable[VirtualHost]) -> list[Queue]:
 
 
 async def list_all(site: HttpContext, request: Request) -> Response:
-    return await _list(site, request, all_queues(site, hosts_seen(site, request)))
+    return await _list(site, request, all_queues(site, visible_hosts(site, request)))
 
 
 async def list_in_vhost(site: HttpContext, request: Request) -> Response:
@@ -66,7 +66,7 @@ async def _list(site: HttpContext, request: Request, queues: Iterable[Queue]) ->
         site,
         request,
         queues,
-        lambda queue: representations.queue_shape(site, queue),
+        lambda queue: representations.queue_json(site, queue),
         name=lambda queue: queue.name,
         quick=representations.QUEUE_COLUMNS,
     )
@@ -74,7 +74,7 @@ async def _list(site: HttpContext, request: Request, queues: Iterable[Queue]) ->
 
 async def get(site: HttpContext, request: Request) -> Response:
     queue = queue_of(site, request)
-    shape = representations.queue_shape(site, queue)
+    shape = representations.queue_json(site, queue)
     shape["consumer_details"] = [
         consumer
         for client in site.broker.clients.all()
@@ -83,7 +83,7 @@ async def get(site: HttpContext, request: Request) -> Response:
     ]
     shape["incoming"], shape["deliveries"] = [], []
     shape["garbage_collection"] = {}
-    return one(request, shape)
+    return object_response(request, shape)
 
 
 async def put(site: HttpContext, request: Request) -> Response:
@@ -93,11 +93,11 @@ async def put(site: HttpContext, request: Request) -> Response:
     arguments = table(fields.get("arguments"), "arguments")
     if fields.get("queue_type"):
         arguments.setdefault("x-queue-type", fields["queue_type"])
-    dead_letters_to = arguments.get("x-dead-letter-exchange")
-    if isinstance(dead_letters_to, str) and not known:
-        # What the queue takes leaves it by that exchange: as in AMQP, whoever wants that may do both.
+    dead_letter_exchange = arguments.get("x-dead-letter-exchange")
+    if isinstance(dead_letter_exchange, str) and not known:
+        # Dead-lettering moves messages from the queue to that exchange, so as in AMQP it needs both permissions.
         caller_of(request).read(name, host.name)
-        caller_of(request).write(dead_letters_to, host.name)
+        caller_of(request).write(dead_letter_exchange, host.name)
     await host.declare_queue(
         name,
         durable=flag(fields.get("durable"), True),
@@ -128,19 +128,19 @@ async def purge(site: HttpContext, request: Request) -> Response:
 
 async def bindings(site: HttpContext, request: Request) -> Response:
     queue = queue_of(site, request)
-    return answer(queue_bindings(queue))
+    return json_response(queue_bindings(queue))
 
 
-def queue_bindings(queue: Queue) -> list[Shape]:
+def queue_bindings(queue: Queue) -> list[JsonObject]:
     host = queue.vhost
     return [
-        representations.default_binding_shape(host.name, queue.name),
-        *(representations.binding_shape(host.name, binding) for binding in host.routing.bindings_to(queue)),
+        representations.default_binding_json(host.name, queue.name),
+        *(representations.binding_json(host.name, binding) for binding in host.routing.bindings_to(queue)),
     ]
 
 
 async def actions(site: HttpContext, request: Request) -> Response:
-    """sync and cancel_sync mean mirrors, which there are none of."""
+    """Accepts sync and cancel_sync, which have no effect without mirrored queues."""
     queue_of(site, request)
     return parameters.no_content()
 
@@ -153,22 +153,28 @@ async def get_messages(site: HttpContext, request: Request) -> Response:
     if mode is None:
         mode = "ack_requeue_true" if flag(fields.get("requeue"), True) else "ack_requeue_false"
     if mode not in ACK_MODES:
-        raise InvalidInput(f"ackmode is one of {', '.join(ACK_MODES)}")
+        raise InvalidInput(f"ackmode must be one of {', '.join(ACK_MODES)}")
     encoding = fields.get("encoding") or "auto"
     if encoding not in ("auto", "base64"):
-        raise InvalidInput("encoding is auto or base64")
+        raise InvalidInput("encoding must be auto or base64")
     truncate = number(fields.get("truncate"), "truncate", GET_BYTES_MAX)
     taken = await _peek_stream(site, queue, count) if queue.is_stream else await _take(queue, count, mode)
-    return answer(
+    return json_response(
         [
-            message_shape(message, redelivered=redelivered, left=left, base64_always=encoding == "base64", cut=truncate)
-            for message, redelivered, left in taken
+            message_json(
+                message,
+                redelivered=redelivered,
+                remaining=remaining,
+                always_base64=encoding == "base64",
+                bytes_max=truncate,
+            )
+            for message, redelivered, remaining in taken
         ]
     )
 
 
 async def _take(queue: Queue, count: int, mode: str) -> list[tuple[Message, bool, int]]:
-    """Messages, whether they were delivered before, and how many are ready behind each."""
+    """Takes messages; each with its redelivered flag and the number of messages still ready after it."""
     taken: list[Any] = []
     size = 0
     queue.vhost.flushes.flush_memory()
@@ -178,26 +184,27 @@ async def _take(queue: Queue, count: int, mode: str) -> list[tuple[Message, bool
         except HeadraceError:
             if not taken:
                 raise
-            break  # these first: they are out, and nobody else would ever give them back
+            break  # finish the taken ones first: nothing else would return them to the queue
         if found is None:
             break
         taken.append((*found, queue.ready))
         size += len(found[2].body)
     for view, offset, _, _, _ in taken:
         if mode.endswith("requeue_true"):
-            # Looking at a message through this API is no delivery: it counts towards no limit.
+            # Getting a message through this API does not count towards the delivery limit.
             queue.give_back(view, offset, counts=False)
         elif mode == "ack_requeue_false":
             queue.settle(view, offset, offset + 1)
         else:
             queue.reject(view, offset)
     await queue.rejects_moved()
-    await queue.vhost.flushes.over()  # whatever else went wrong in it: these are out, and nobody else would see them
-    return [(message, redelivered, left) for _, _, message, redelivered, left in taken]
+    # Even if other parts of the flush failed, these messages are taken and must be returned to the caller.
+    await queue.vhost.flushes.over()
+    return [(message, redelivered, remaining) for _, _, message, redelivered, remaining in taken]
 
 
 async def _peek_stream(site: HttpContext, queue: Queue, count: int) -> list[tuple[Message, bool, int]]:
-    """A stream is not consumed: its first messages, and they stay."""
+    """The first messages of a stream, which are not consumed."""
     stream = site.broker.streams.get(queue.name, queue.vhost.name)
     partition = stream.partitions[0]
     start = partition.start_offset

@@ -1,29 +1,37 @@
-"""Rates of counters that nobody watches between two looks: the difference since the last look, by the time."""
+"""Rates of counters that are only sampled when a client asks: the difference since the last sample, per second.
+
+A module of its own, since `HttpContext` holds the rates and the rest of this package needs `HttpContext`.
+"""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
-LOOK_S_MIN = 1.0  # looks that follow closer share one rate: a short moment says little
-SEEN_MAX = 50_000
+SAMPLE_INTERVAL_S_MIN = 1.0  # closer requests get the same rate: a shorter interval is too noisy
+SAMPLES_MAX = 50_000
+
+
+class _Sampled(NamedTuple):
+    at_s: float
+    counters: Mapping[str, float]
+    rates: dict[str, float]
 
 
 class Rates:
-    """By names, not by what has them: a queue that is gone would be kept, with all that is in it."""
+    """Keeps one sample per key. Keys are names, not objects, which would keep deleted queues in memory."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, ...], tuple[float, Mapping[str, float], dict[str, float]]] = {}
+        self._samples: dict[tuple[str, ...], _Sampled] = {}
 
     def of(self, key: tuple[str, ...], now_s: float, counters: Mapping[str, float]) -> dict[str, float]:
-        seen = self._seen.get(key)
-        if seen is None:
-            if len(self._seen) >= SEEN_MAX:
-                self._seen.clear()
+        last = self._samples.get(key)
+        if last is None:
+            if len(self._samples) >= SAMPLES_MAX:
+                self._samples.clear()
             rates = dict.fromkeys(counters, 0.0)
-            self._seen[key] = (now_s, dict(counters), rates)
-            return rates
-        then_s, before, rates = seen
-        passed = now_s - then_s
-        if passed < LOOK_S_MIN:
-            return rates
-        rates = {name: max(0.0, (value - before.get(name, value)) / passed) for name, value in counters.items()}
-        self._seen[key] = (now_s, dict(counters), rates)
+        else:
+            elapsed_s, before = now_s - last.at_s, last.counters
+            if elapsed_s < SAMPLE_INTERVAL_S_MIN:
+                return last.rates
+            rates = {name: max(0.0, (value - before.get(name, value)) / elapsed_s) for name, value in counters.items()}
+        self._samples[key] = _Sampled(now_s, dict(counters), rates)
         return rates

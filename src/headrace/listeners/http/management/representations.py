@@ -1,28 +1,30 @@
-"""Queues, exchanges and bindings in the words of RabbitMQ's API."""
+"""JSON representations of RabbitMQ's API: queues, exchanges, bindings, policies and messages."""
 
+import base64
+import binascii
 import platform
 from collections.abc import Mapping
 from typing import Any
 
 from headrace.broker.queues.queue import Queue
 from headrace.broker.routing.exchanges import Binding, Exchange
+from headrace.broker.types.message import NO_PROPERTIES, Message, expiration_fault
 from headrace.broker.vhosts.policies import Policy
-from headrace.listeners.http.management.parameters import Shape
-from headrace.listeners.http.management.rates import Rates
+from headrace.errors import CorruptProperties, InvalidInput
+from headrace.listeners.http.management.parameters import JsonObject
 from headrace.listeners.http.server.context import HttpContext
+from headrace.listeners.http.server.requests import whole_number
+from headrace.record.amqp.properties import PROPERTIES, Timestamp, decode_properties, encode_properties
+from headrace.wire.http.amqp import as_json
 
 NODE = f"headrace@{platform.node() or 'localhost'}"
 DEFAULT_EXCHANGE = "amq.default"
 USER = "guest"
 
 
-def rates_of(site: HttpContext) -> Rates:
-    return site.rates
-
-
-def with_rates(counters: Mapping[str, int], rates: Mapping[str, float]) -> Shape:
-    """RabbitMQ's message_stats: a count and its rate side by side. Tools written in Go take no 7.0 for a count."""
-    stats: Shape = {}
+def with_rates(counters: Mapping[str, int], rates: Mapping[str, float]) -> JsonObject:
+    """RabbitMQ's message_stats: each count with its rate. Counts are integers: tools written in Go refuse 7.0."""
+    stats: JsonObject = {}
     for name, value in counters.items():
         stats[name] = value
         stats[f"{name}_details"] = {"rate": round(rates.get(name, 0.0), 2)}
@@ -30,7 +32,7 @@ def with_rates(counters: Mapping[str, int], rates: Mapping[str, float]) -> Shape
 
 
 def queue_counters(queue: Queue) -> dict[str, int]:
-    """Published is what its logs were given: nobody counts on the way in."""
+    """Counters of a queue. Publishes are not counted as they arrive, so the end of the logs stands for them."""
     return {
         "publish": sum(view.partition.end_offset for view in queue.views),
         "deliver_get": queue.delivered,
@@ -39,7 +41,7 @@ def queue_counters(queue: Queue) -> dict[str, int]:
     }
 
 
-def queue_shape(site: HttpContext, queue: Queue) -> Shape:
+def queue_json(site: HttpContext, queue: Queue) -> JsonObject:
     ready, unacked = queue.ready, queue.unacked
     now_s = site.broker.clock.monotonic()
     counters = queue_counters(queue)
@@ -48,7 +50,7 @@ def queue_shape(site: HttpContext, queue: Queue) -> Shape:
     size = sum(view.partition.size_bytes for view in queue.views)
     policy = queue.policy
     depth_rate = rates["publish"] - rates["ack"]
-    shape: Shape = {
+    shape: JsonObject = {
         "name": queue.name,
         "vhost": queue.vhost.name,
         "type": policy.kind,
@@ -95,7 +97,7 @@ def queue_shape(site: HttpContext, queue: Queue) -> Shape:
     return shape
 
 
-# Sort columns of a list of queues that need no whole shape.
+# Columns that can be sorted by without building the whole representation.
 QUEUE_COLUMNS = {
     "name": lambda queue: queue.name,
     "vhost": lambda queue: queue.vhost.name,
@@ -109,8 +111,8 @@ QUEUE_COLUMNS = {
 }
 
 
-def effective(queue: Queue) -> Shape:
-    """What policies add to what was declared."""
+def effective(queue: Queue) -> JsonObject:
+    """The settings that policies change, compared with the declared arguments."""
     own, now = queue.declared_policy, queue.policy
     if own == now:
         return {}
@@ -130,7 +132,7 @@ def effective(queue: Queue) -> Shape:
     return {name: getattr(now, field) for field, name in names.items() if getattr(now, field) != getattr(own, field)}
 
 
-def exchange_shape(site: HttpContext, vhost: str, exchange: Exchange) -> Shape:
+def exchange_json(site: HttpContext, vhost: str, exchange: Exchange) -> JsonObject:
     return {
         "name": exchange.name,
         "vhost": vhost,
@@ -144,7 +146,7 @@ def exchange_shape(site: HttpContext, vhost: str, exchange: Exchange) -> Shape:
     }
 
 
-def binding_shape(vhost: str, binding: Binding) -> Shape:
+def binding_json(vhost: str, binding: Binding) -> JsonObject:
     return {
         "source": binding.source,
         "vhost": vhost,
@@ -156,8 +158,8 @@ def binding_shape(vhost: str, binding: Binding) -> Shape:
     }
 
 
-def default_binding_shape(vhost: str, queue: str) -> Shape:
-    """Every queue is bound to the default exchange by its name, and tools expect to see it."""
+def default_binding_json(vhost: str, queue: str) -> JsonObject:
+    """The implicit binding of every queue to the default exchange, which tools expect to see."""
     return {
         "source": "",
         "vhost": vhost,
@@ -169,7 +171,7 @@ def default_binding_shape(vhost: str, queue: str) -> Shape:
     }
 
 
-def policy_shape(policy: Policy) -> Shape:
+def policy_json(policy: Policy) -> JsonObject:
     return {
         "vhost": policy.vhost,
         "name": policy.name,
@@ -180,5 +182,90 @@ def policy_shape(policy: Policy) -> Shape:
     }
 
 
-def properties_shape(properties: Mapping[str, Any]) -> Shape:
-    return {name: value for name, value in properties.items() if value is not None}
+# Messages
+
+
+def payload_json(body: bytes, *, always_base64: bool = False) -> tuple[str, str]:
+    if not always_base64:
+        try:
+            return body.decode(), "string"
+        except UnicodeDecodeError:
+            pass
+    return base64.b64encode(body).decode("ascii"), "base64"
+
+
+def message_json(
+    message: Message, *, redelivered: bool, remaining: int, always_base64: bool, bytes_max: int
+) -> JsonObject:
+    payload, encoding = payload_json(message.body[:bytes_max], always_base64=always_base64)
+    return {
+        "payload_bytes": len(message.body),
+        "redelivered": redelivered,
+        "exchange": message.exchange,
+        "routing_key": message.routing_key,
+        "message_count": remaining,
+        "properties": properties_json(message.properties),
+        "payload": payload,
+        "payload_encoding": encoding,
+    }
+
+
+def properties_json(properties: bytes) -> JsonObject:
+    if properties == NO_PROPERTIES:
+        return {}
+    try:
+        return {name: as_json(value) for name, value in decode_properties(properties).items() if value is not None}
+    except CorruptProperties:
+        return {}
+
+
+def parse_message(exchange: str, fields: Mapping[str, Any]) -> Message:
+    """A message from the fields of a publish request: routing_key, payload, payload_encoding, properties."""
+    key = fields.get("routing_key", "")
+    payload = fields.get("payload", "")
+    if not isinstance(key, str) or not isinstance(payload, str):
+        raise InvalidInput("routing_key and payload must be strings")
+    if len(key.encode()) > 255:
+        raise InvalidInput("routing_key may have at most 255 bytes")
+    encoding = fields.get("payload_encoding") or "string"
+    if encoding == "base64":
+        try:
+            body = base64.b64decode(payload, validate=True)
+        except (binascii.Error, ValueError):
+            raise InvalidInput("payload is not valid base64") from None
+    elif encoding == "string":
+        body = payload.encode()
+    else:
+        raise InvalidInput("payload_encoding must be string or base64")
+    properties = fields.get("properties") or {}
+    if not isinstance(properties, Mapping):
+        raise InvalidInput("properties must be a JSON object")
+    return Message(exchange, key, parse_properties(properties), body)
+
+
+def parse_properties(given: Mapping[str, Any]) -> bytes:
+    known: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in PROPERTIES or value is None:
+            continue
+        if name == "timestamp":
+            value = Timestamp(_number(name, value))
+        elif name in ("delivery_mode", "priority"):
+            value = _number(name, value)
+        elif name == "headers":
+            if not isinstance(value, Mapping):
+                raise InvalidInput("headers must be a JSON object")
+        else:
+            value = str(value)
+        if name == "expiration" and expiration_fault(value):
+            raise InvalidInput(f"invalid expiration {value!r:.60}")
+        known[name] = value
+    return encode_properties(known) if known else NO_PROPERTIES
+
+
+def _number(name: str, value: Any) -> int:
+    if isinstance(value, str):
+        value = whole_number(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise InvalidInput(f"{name} must be a non-negative integer")
+    return value

@@ -1,4 +1,4 @@
-"""Where everything of the management API is, and how its refusals look."""
+"""Routes of the management API with the permission each one needs, and its error responses."""
 
 import logging
 
@@ -22,7 +22,7 @@ from headrace.listeners.http.management import (
     streams,
     users,
 )
-from headrace.listeners.http.management.parameters import answer
+from headrace.listeners.http.management.parameters import json_response
 from headrace.listeners.http.server.authorization import (
     Handler,
     Need,
@@ -40,7 +40,7 @@ from headrace.listeners.http.server.authorization import (
 )
 from headrace.listeners.http.server.context import HttpContext
 from headrace.listeners.http.server.problems import PROBLEMS, headers_of
-from headrace.listeners.http.server.requests import Gone
+from headrace.listeners.http.server.requests import ClientDisconnected
 
 logger = logging.getLogger("headrace.http")
 BETWEEN = "/bindings/{vhost}/e/{source}/{kind}/{destination}"
@@ -165,7 +165,7 @@ ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
     ("POST", "/rebalance/queues", overview.nothing, administrator),
     ("DELETE", "/reset", overview.nothing, administrator),
     ("DELETE", "/reset/{name}", overview.nothing, administrator),
-    # Ours.
+    # Headrace's own
     ("GET", "/headrace/overview", overview_live.overview, management),
     ("GET", "/headrace/overview/stream", overview_live.live, management),
     ("GET", "/headrace/settings", streams.settings, monitoring),
@@ -181,11 +181,11 @@ ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
     ("GET", "/headrace/dead-letters/{vhost}/{name}", dead_letters.get, management),
     ("GET", "/headrace/dead-letters/{vhost}/{name}/messages", dead_letters.messages, reads_it),
     ("POST", "/headrace/dead-letters/{vhost}/{name}/replay", dead_letters.replay, reads_it),
-    ("GET", "/headrace/registry", schemas.registry, schemas.looks),
-    ("GET", "/headrace/schemas", schemas.list_subjects, schemas.looks),
-    ("GET", "/headrace/schemas/{subject}", schemas.get_subject, schemas.looks),
-    ("GET", "/headrace/schemas/{subject}/versions", schemas.list_versions, schemas.looks),
-    ("GET", "/headrace/schemas/{subject}/versions/{version}", schemas.get_version, schemas.looks),
+    ("GET", "/headrace/registry", schemas.registry, schemas.reads_schemas),
+    ("GET", "/headrace/schemas", schemas.list_subjects, schemas.reads_schemas),
+    ("GET", "/headrace/schemas/{subject}", schemas.get_subject, schemas.reads_schemas),
+    ("GET", "/headrace/schemas/{subject}/versions", schemas.list_versions, schemas.reads_schemas),
+    ("GET", "/headrace/schemas/{subject}/versions/{version}", schemas.get_version, schemas.reads_schemas),
     ("GET", "/headrace/replays", dead_letters.list_replays, management),
     ("GET", "/headrace/replays/{replay}", dead_letters.get_replay, management),
     ("DELETE", "/headrace/replays/{replay}", dead_letters.stop_replay, management),
@@ -194,41 +194,41 @@ PREFIX = "/api"
 
 
 class Api:
-    """An ASGI application for everything under /api."""
+    """ASGI application for all paths under /api."""
 
     def __init__(self, site: HttpContext) -> None:
-        self._router = router(site, ROUTES, prefix=PREFIX, asks_always=True)
+        self._router = router(site, ROUTES, prefix=PREFIX, always_authenticate=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
-        scope["path"] = path.rstrip("/") if path != "/" else path  # Flower asks for /api/queues/
+        scope["path"] = path.rstrip("/") if path != "/" else path  # Flower requests /api/queues/
         try:
             await self._router(scope, receive, send)
-        except Gone:
+        except ClientDisconnected:
             raise
-        except Exception as error:  # noqa: BLE001 - the outermost loop of this interface
-            await _refusal(error)(scope, receive, send)
+        except Exception as error:  # noqa: BLE001 - the outermost handler of this API
+            await _error_response(error)(scope, receive, send)
 
 
-def _say(word: str, sentence: str, status: int) -> Response:
-    return answer({"error": word, "reason": sentence, "detail": sentence}, status)
+def _error(word: str, sentence: str, status: int) -> Response:
+    return json_response({"error": word, "reason": sentence, "detail": sentence}, status)
 
 
-def _refusal(error: Exception) -> Response:
-    """RabbitMQ's two fields: a word for programs, a sentence for people."""
+def _error_response(error: Exception) -> Response:
+    """RabbitMQ's error format: `error` is a word for programs, `reason` a sentence for people."""
     if isinstance(error, HTTPException):
         if error.status_code == 405:
-            return answer({"error": "method_not_allowed", "reason": "Method Not Allowed"}, 405)
-        return answer({"error": "Object Not Found", "reason": "Not Found"}, 404)
+            return json_response({"error": "method_not_allowed", "reason": "Method Not Allowed"}, 405)
+        return json_response({"error": "Object Not Found", "reason": "Not Found"}, 404)
     if isinstance(error, errors.NotFound):
-        return answer({"error": "Object Not Found", "reason": "Not Found", "detail": str(error)}, 404)
+        return json_response({"error": "Object Not Found", "reason": "Not Found", "detail": str(error)}, 404)
     for kind, status, code in PROBLEMS:
         if isinstance(error, kind):
             status = 400 if status in (404, 405, 409, 416) else status
-            refused = _say("bad_request" if status == 400 else code, str(error), status)
+            refused = _error("bad_request" if status == 400 else code, str(error), status)
             refused.headers.update(headers_of(error, status))
             return refused
     if isinstance(error, errors.HeadraceError):
-        return _say("bad_request", str(error), 400)
-    logger.error("a request to the management API failed in a way nobody foresaw", exc_info=error)
-    return answer({"error": "internal_error", "reason": "an error inside the broker; its log says more"}, 500)
+        return _error("bad_request", str(error), 400)
+    logger.error("unexpected error while handling a request to the management API", exc_info=error)
+    return json_response({"error": "internal_error", "reason": "internal error; the broker's log has the details"}, 500)

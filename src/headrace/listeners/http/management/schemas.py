@@ -1,6 +1,6 @@
-"""The schema registry as the dashboard shows it, under /api/headrace: what /registry answers only subject by subject.
+"""The schema registry for the dashboard, under /api/headrace: lists of subjects and versions in one request.
 
-Who may read the topic `_schemas` may look, as there. Changes are made at /registry.
+Read only, for users who may read the topic `_schemas`; changes go to /registry.
 """
 
 from starlette.requests import Request
@@ -9,17 +9,26 @@ from starlette.responses import Response
 from headrace.broker.schemas.registry import TOPIC
 from headrace.broker.vhosts.vhosts import DEFAULT
 from headrace.errors import NotFound
-from headrace.listeners.http.management.parameters import Shape, answer, flag, listing, name_of, number, one, query_of
+from headrace.listeners.http.management.parameters import (
+    JsonObject,
+    flag,
+    json_response,
+    listing,
+    name_of,
+    number,
+    object_response,
+    query_of,
+)
 from headrace.listeners.http.server.authentication import Caller
 from headrace.listeners.http.server.authorization import caller_of, management
 from headrace.listeners.http.server.context import HttpContext
 from headrace.schemas.refusals import RegistryError
 from headrace.schemas.state import LEVEL, VERSION_MAX, State, Version, references_shape
 
-REFERRERS_MAX = 100  # named in one answer; others are counted
+REFERRERS_MAX = 100  # listed in one response; the rest is only counted
 
 
-def looks(caller: Caller, request: Request) -> None:
+def reads_schemas(caller: Caller, request: Request) -> None:
     management(caller, request)
     caller.read(TOPIC)
 
@@ -31,51 +40,51 @@ def _may_write(request: Request) -> bool:
 def _subject(known: State, request: Request) -> str:
     name = name_of(request, "subject")
     if not known.versions(name, deleted=True):
-        raise NotFound(f"there is no subject {name!r}")
+        raise NotFound(f"unknown subject {name!r}")
     return name
 
 
-def _shape(known: State, name: str) -> Shape:
+def _subject_json(known: State, name: str) -> JsonObject:
     live = known.versions(name)
-    shape: Shape = {
+    shape: JsonObject = {
         "subject": name,
         "versions": len(live),
         "deleted": not live,
         "compatibility": known.level(name),
         "own_compatibility": (known.own_config(name) or {}).get(LEVEL),
     }
-    for last in (live or known.versions(name, deleted=True))[-1:]:  # none, if it has gone for good meanwhile
+    for last in (live or known.versions(name, deleted=True))[-1:]:  # empty after a permanent delete
         shape |= {"type": last.content.kind, "version": last.version, "id": last.id}
     return shape
 
 
 async def registry(site: HttpContext, request: Request) -> Response:
-    """What holds for all subjects that say nothing else."""
+    """Global compatibility and mode."""
     known = await site.broker.schemas.current()
-    return answer({"compatibility": known.level(), "mode": known.mode(), "may_write": _may_write(request)})
+    return json_response({"compatibility": known.level(), "mode": known.mode(), "may_write": _may_write(request)})
 
 
 async def list_subjects(site: HttpContext, request: Request) -> Response:
     known = await site.broker.schemas.current()
     names = known.subjects(deleted=flag(query_of(request).get("deleted")))
     return await listing(
-        site, request, names, lambda name: _shape(known, name), name=lambda name: name, quick={"subject": str}
+        site, request, names, lambda name: _subject_json(known, name), name=lambda name: name, quick={"subject": str}
     )
 
 
 async def get_subject(site: HttpContext, request: Request) -> Response:
     known = await site.broker.schemas.current()
     name = _subject(known, request)
-    shape = _shape(known, name) | {"default_compatibility": known.level(), "mode": known.mode(name)}
-    return one(request, {**shape, "may_write": _may_write(request)})
+    shape = _subject_json(known, name) | {"default_compatibility": known.level(), "mode": known.mode(name)}
+    return object_response(request, {**shape, "may_write": _may_write(request)})
 
 
 async def list_versions(site: HttpContext, request: Request) -> Response:
-    """The newest first, deleted ones too, without their texts."""
+    """All versions, newest first, including deleted ones, without the schemas themselves."""
     known = await site.broker.schemas.current()
     subject = _subject(known, request)
 
-    def shape(version: Version) -> Shape:
+    def shape(version: Version) -> JsonObject:
         return {
             "version": version.version,
             "id": version.id,
@@ -90,7 +99,7 @@ async def list_versions(site: HttpContext, request: Request) -> Response:
 
 
 async def get_version(site: HttpContext, request: Request) -> Response:
-    """With its text, what it needs and what needs it."""
+    """A version with its schema, its references and the versions that refer to it."""
     known = await site.broker.schemas.current()
     asked = number(name_of(request, "version"), "version", least=1, most=VERSION_MAX)
     try:
@@ -98,7 +107,7 @@ async def get_version(site: HttpContext, request: Request) -> Response:
     except RegistryError as error:
         raise NotFound(str(error)) from None
     users = sorted((user.subject, user.version) for user in known.referred_by(found.subject, found.version))
-    return answer(
+    return json_response(
         {
             "subject": found.subject,
             "version": found.version,

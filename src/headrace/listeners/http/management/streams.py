@@ -1,4 +1,4 @@
-"""What RabbitMQ's API has no word for, under /api/headrace: streams and their readers."""
+"""Streams (topics and queues in one list) and their readers, under /api/headrace: not part of RabbitMQ's API."""
 
 from collections.abc import Iterable
 
@@ -15,16 +15,21 @@ from headrace.broker.vhosts.vhosts import DEFAULT
 from headrace.config import stream_settings_text
 from headrace.errors import NotFound, QueueNotFound
 from headrace.listeners.http.management import representations
-from headrace.listeners.http.management.parameters import Shape, answer, listing, name_of, one, query_of
+from headrace.listeners.http.management.parameters import (
+    JsonObject,
+    json_response,
+    listing,
+    name_of,
+    object_response,
+    query_of,
+)
 from headrace.listeners.http.management.queues import queue_bindings
-from headrace.listeners.http.management.visibility import hosts_seen
+from headrace.listeners.http.management.visibility import visible_hosts
 from headrace.listeners.http.server.context import HttpContext
-
-# Topics and queues in one list.
 
 
 class Row:
-    """A stream, a queue, or both: what one line of the list is about."""
+    """One row of the list: a stream, a queue, or a queue with its stream."""
 
     __slots__ = ("name", "queue", "stream", "vhost")
 
@@ -65,7 +70,7 @@ class Row:
         return len(self.queue.consumers) if self.queue is not None else 0
 
 
-QUICK = {
+SORT_COLUMNS = {
     "name": lambda row: row.name,
     "kind": lambda row: row.kind,
     "vhost": lambda row: row.vhost,
@@ -79,14 +84,14 @@ QUICK = {
 
 
 async def rows(site: HttpContext, hosts: Iterable[VirtualHost]) -> list[Row]:
-    turns = YieldEvery()
+    yielding = YieldEvery()
     seen = {host.name: host for host in hosts}
     streams = [stream for stream in site.broker.streams if stream.vhost in seen]
     queues = [(vhost, name, queue) for vhost, host in seen.items() for name, queue in host.queues.items()]
     found: dict[str, dict[str, Row]] = {}
-    async for stream in turns.each(streams):
+    async for stream in yielding.each(streams):
         found.setdefault(stream.vhost, {})[stream.name] = Row(stream.vhost, stream.name, stream, None)
-    async for vhost, name, queue in turns.each(queues):
+    async for vhost, name, queue in yielding.each(queues):
         in_vhost = found.setdefault(vhost, {})
         row = in_vhost.get(name)
         if row is None:
@@ -95,12 +100,12 @@ async def rows(site: HttpContext, hosts: Iterable[VirtualHost]) -> list[Row]:
             row.queue = queue
     ordered: list[Row] = []
     for _, in_vhost in sorted(found.items()):
-        await turns.rest()
+        await yielding.rest()
         ordered += map(in_vhost.__getitem__, sorted(in_vhost))
     return ordered
 
 
-def row_shape(site: HttpContext, row: Row) -> Shape:
+def row_json(site: HttpContext, row: Row) -> JsonObject:
     queue, stream = row.queue, row.stream
     end = sum(partition.end_offset for partition in row.partitions)
     counters = {"publish": float(end)}
@@ -129,8 +134,10 @@ def row_shape(site: HttpContext, row: Row) -> Shape:
 
 async def list_streams(site: HttpContext, request: Request) -> Response:
     kind = query_of(request).get("kind")
-    found = [row for row in await rows(site, hosts_seen(site, request)) if not kind or row.kind == kind]
-    return await listing(site, request, found, lambda row: row_shape(site, row), name=lambda row: row.name, quick=QUICK)
+    found = [row for row in await rows(site, visible_hosts(site, request)) if not kind or row.kind == kind]
+    return await listing(
+        site, request, found, lambda row: row_json(site, row), name=lambda row: row.name, quick=SORT_COLUMNS
+    )
 
 
 def row_of(site: HttpContext, request: Request) -> Row:
@@ -147,7 +154,7 @@ def row_of(site: HttpContext, request: Request) -> Row:
 async def get_stream(site: HttpContext, request: Request) -> Response:
     row = row_of(site, request)
     stream, queue = row.stream, row.queue
-    shape = row_shape(site, row)
+    shape = row_json(site, row)
     shape["settings"] = stream_settings_text(stream.settings) if stream is not None else {}
     shape["overrides"] = dict(stream.document.config) if stream is not None else {}
     shape["created"] = stream.document.created_ms if stream is not None else None
@@ -162,7 +169,7 @@ async def get_stream(site: HttpContext, request: Request) -> Response:
         for number_, partition in enumerate(row.partitions)
     ]
     shape["views"] = views_of(site, row)
-    shape["queue"] = representations.queue_shape(site, queue) if queue is not None else None
+    shape["queue"] = representations.queue_json(site, queue) if queue is not None else None
     shape["bindings"] = queue_bindings(queue) if queue is not None else []
     shape["consumer_details"] = []
     if queue is not None:
@@ -172,12 +179,12 @@ async def get_stream(site: HttpContext, request: Request) -> Response:
             for consumer in client.describe_consumers()
             if consumer["queue"] == {"name": row.name, "vhost": row.vhost}
         ]
-    return one(request, shape)
+    return object_response(request, shape)
 
 
-def views_of(site: HttpContext, row: Row) -> list[Shape]:
-    """Everybody who reads the stream at their own pace, and how far behind they are."""
-    found: list[Shape] = []
+def views_of(site: HttpContext, row: Row) -> list[JsonObject]:
+    """All readers of the stream and their lag: the queue itself, consumer groups and cursors."""
+    found: list[JsonObject] = []
     queue = row.queue
     if queue is not None and not queue.is_stream:
         found.append({"kind": "queue", "name": queue.name, "lag": queue.ready + queue.unacked, "pin": True})
@@ -202,10 +209,10 @@ def views_of(site: HttpContext, row: Row) -> list[Shape]:
 async def settings(site: HttpContext, request: Request) -> Response:
     from headrace.config import in_force
 
-    return answer([msgspec.to_builtins(setting) for setting in in_force(site.config)])
+    return json_response([msgspec.to_builtins(setting) for setting in in_force(site.config)])
 
 
 def partition_of(row: Row, number_: int) -> Partition:
     if not 0 <= number_ < len(row.partitions):
-        raise NotFound(f"{row.name!r} has no partition {number_}: it has {len(row.partitions)}")
+        raise NotFound(f"{row.name!r} has no partition {number_}; it has {len(row.partitions)}")
     return row.partitions[number_]

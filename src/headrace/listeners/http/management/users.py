@@ -1,4 +1,4 @@
-"""Users and what they may do, in RabbitMQ's words."""
+"""Users, their limits and permissions, as in RabbitMQ's API."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,13 +13,13 @@ from headrace.broker.access.users import User
 from headrace.errors import InvalidInput, NotFound
 from headrace.listeners.http.management import parameters, representations
 from headrace.listeners.http.management.parameters import (
-    Shape,
-    answer,
+    JsonObject,
     body_of,
+    json_response,
     listing,
     name_of,
     number,
-    one,
+    object_response,
     query_of,
     table,
     text,
@@ -31,7 +31,7 @@ from headrace.listeners.http.server.context import HttpContext
 LIMITS = ("max-connections", "max-channels")  # -1: none
 
 
-def user_shape(user: User) -> Shape:
+def user_json(user: User) -> JsonObject:
     return {
         "name": user.name,
         "password_hash": user.password_hash,
@@ -44,36 +44,36 @@ def user_shape(user: User) -> Shape:
 async def whoami(site: HttpContext, request: Request) -> Response:
     user, logged_in = caller_of(request).user, "authorization" in request.headers
     shape = {"name": user.name, "tags": list(user.tags), "is_internal_user": True}
-    return answer({**shape, "is_logged_in": logged_in})  # or known by coming from this machine
+    return json_response({**shape, "is_logged_in": logged_in})  # else guest on this machine
 
 
 async def hash_password(site: HttpContext, request: Request) -> Response:
-    return answer({"ok": passwords.hash_password(name_of(request, "password"))})
+    return json_response({"ok": passwords.hash_password(name_of(request, "password"))})
 
 
 async def list_all(site: HttpContext, request: Request) -> Response:
-    return await listing(site, request, site.broker.users.users(), user_shape, name=lambda user: user.name)
+    return await listing(site, request, site.broker.users.users(), user_json, name=lambda user: user.name)
 
 
 async def without_permissions(site: HttpContext, request: Request) -> Response:
     able = {user for _, user in site.broker.users.permissions()}
     found = [user for user in site.broker.users.users() if user.name not in able]
-    return await listing(site, request, found, user_shape)
+    return await listing(site, request, found, user_json)
 
 
 async def get(site: HttpContext, request: Request) -> Response:
-    return one(request, user_shape(site.broker.users.user(name_of(request, "name"))))
+    return object_response(request, user_json(site.broker.users.user(name_of(request, "name"))))
 
 
 async def put(site: HttpContext, request: Request) -> Response:
-    """Without password and password_hash, what is there stays: only the tags are new."""
+    """Without password and password_hash the password is kept."""
     name, fields = name_of(request, "name"), await body_of(request)
     given = [fields.get("password"), fields.get("password_hash")]
-    password, password_hash = (None if secret is None else text(secret, "a password") for secret in given)
+    password, password_hash = (None if secret is None else text(secret, "the password") for secret in given)
     if password is not None and password_hash is not None:
-        raise InvalidInput("either password or password_hash is given, not both")
+        raise InvalidInput("password and password_hash exclude each other")
     if fields.get("tags") is None:
-        raise InvalidInput("tags are missing: a list, or words with commas between them")
+        raise InvalidInput("tags are required: a list, or a comma-separated string")
     known = any(user.name == name for user in site.broker.users.users())
     await site.broker.users.put_user(
         name,
@@ -91,7 +91,7 @@ def tags_of(given: Any) -> list[str]:
         return given.split(",")
     if isinstance(given, list) and all(isinstance(tag, str) for tag in given):
         return given
-    raise InvalidInput("tags are a list of words, or words with commas between them")
+    raise InvalidInput("tags must be a list of strings or a comma-separated string")
 
 
 async def delete(site: HttpContext, request: Request) -> Response:
@@ -102,18 +102,18 @@ async def delete(site: HttpContext, request: Request) -> Response:
 async def bulk_delete(site: HttpContext, request: Request) -> Response:
     names = (await body_of(request)).get("users")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise InvalidInput('the users to be removed are {"users": ["...", "..."]}')
+        raise InvalidInput('the body must be {"users": ["name", ...]}')
     there = {user.name for user in site.broker.users.users()}
     for name in dict.fromkeys(names):
-        if name in there:  # as RabbitMQ: who is not there is as good as removed
+        if name in there:  # unknown users are ignored, as in RabbitMQ
             await site.broker.users.remove_user(name)
     return parameters.no_content()
 
 
-# Limits, which hold at the AMQP listener.
+# Limits, enforced by the AMQP listener
 
 
-def _limits(users: Iterable[User]) -> list[Shape]:
+def _limits(users: Iterable[User]) -> list[JsonObject]:
     return [{"user": user.name, "value": user.limits} for user in users if user.limits]
 
 
@@ -128,7 +128,7 @@ async def limits_of(site: HttpContext, request: Request) -> Response:
 async def put_limit(site: HttpContext, request: Request) -> Response:
     user, limit = site.broker.users.user(name_of(request, "name")), name_of(request, "limit")
     if limit not in LIMITS:
-        raise InvalidInput(f"the limits of a user are {' and '.join(LIMITS)}, not {limit[:80]!r}")
+        raise InvalidInput(f"the limit must be {' or '.join(LIMITS)}, not {limit[:80]!r}")
     value = number((await body_of(request)).get("value"), "value", least=-1, most=2**31)
     await site.broker.users.put_user(user.name, limits={**user.limits, limit: value})
     return parameters.no_content()
@@ -143,24 +143,24 @@ async def delete_limit(site: HttpContext, request: Request) -> Response:
     return parameters.no_content()
 
 
-# Permissions.
+# Permissions
 
 
-def _permissions(site: HttpContext) -> list[Shape]:
+def _permissions(site: HttpContext) -> list[JsonObject]:
     return [
         {"user": user, "vhost": vhost, **msgspec.structs.asdict(rule)}
         for (vhost, user), rule in site.broker.users.permissions().items()
     ]
 
 
-def _topic_permissions(site: HttpContext) -> list[Shape]:
+def _topic_permissions(site: HttpContext) -> list[JsonObject]:
     return [
         {"user": user, "vhost": vhost, "exchange": exchange, **msgspec.structs.asdict(rule)}
         for (vhost, user, exchange), rule in site.broker.users.topic_permissions().items()
     ]
 
 
-async def _list(site: HttpContext, request: Request, found: Iterable[Shape]) -> Response:
+async def _list(site: HttpContext, request: Request, found: Iterable[JsonObject]) -> Response:
     return await listing(site, request, found, lambda shape: shape)
 
 
@@ -193,10 +193,10 @@ async def topic_permissions_in(site: HttpContext, request: Request) -> Response:
 
 
 def _vhost_and_user(site: HttpContext, request: Request) -> tuple[str, str]:
-    """NotFound without the vhost; a user who is not there is a mistake in the request, as in RabbitMQ."""
+    """NotFound for an unknown vhost, but InvalidInput for an unknown user, as in RabbitMQ."""
     vhost, name = host_of(site, request).name, name_of(request, "name")
     if request.method == "PUT" and all(user.name != name for user in site.broker.users.users()):
-        raise InvalidInput(f"there is no user {name!r}")
+        raise InvalidInput(f"unknown user {name!r}")
     return vhost, name
 
 
@@ -204,7 +204,7 @@ async def get_permission(site: HttpContext, request: Request) -> Response:
     vhost, name = _vhost_and_user(site, request)
     for shape in _permissions(site):
         if (shape["vhost"], shape["user"]) == (vhost, name):
-            return one(request, shape)
+            return object_response(request, shape)
     raise NotFound(f"user {name!r} has no permissions in vhost {vhost!r}")
 
 
@@ -242,7 +242,7 @@ async def put_topic_permission(site: HttpContext, request: Request) -> Response:
 
 
 async def delete_topic_permission(site: HttpContext, request: Request) -> Response:
-    """Of all exchanges, or with ?exchange= of one."""
+    """Deletes the permissions for all exchanges, or with ?exchange= for one."""
     exchange = query_of(request).get("exchange")
     await site.broker.users.clear_topic_permission(*_vhost_and_user(site, request), exchange)
     return parameters.no_content()

@@ -1,4 +1,4 @@
-"""What of the broker a caller gets to see: its virtual hosts and its own connections; monitors see everything."""
+"""Visibility: a caller sees its virtual hosts and its own connections; users with the tag monitoring see everything."""
 
 from starlette.requests import Request
 
@@ -10,20 +10,20 @@ from headrace.listeners.http.server.authorization import caller_of
 from headrace.listeners.http.server.context import HttpContext
 
 
-def hosts_seen(site: HttpContext, request: Request) -> list[VirtualHost]:
+def visible_hosts(site: HttpContext, request: Request) -> list[VirtualHost]:
     caller = caller_of(request)
     return [host for host in site.broker.vhosts if caller.sees(host.name)]
 
 
-def clients_seen(site: HttpContext, request: Request) -> list[Client]:
+def visible_clients(site: HttpContext, request: Request) -> list[Client]:
     caller, clients = caller_of(request), site.broker.clients.all()
     if caller.is_one_of(MONITORING):
         return clients
     return [client for client in clients if client.describe()["user"] == caller.name]
 
 
-def client_seen(site: HttpContext, request: Request, name: str) -> Client:
-    for client in clients_seen(site, request):
+def visible_client(site: HttpContext, request: Request, name: str) -> Client:
+    for client in visible_clients(site, request):
         if client.describe()["name"] == name:
             return client
-    raise NotFound(f"no connection {name!r}")
+    raise NotFound(f"unknown connection {name!r}")

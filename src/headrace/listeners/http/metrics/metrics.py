@@ -1,7 +1,7 @@
-"""GET /metrics: the counters as they stand, in Prometheus' format. Nothing is counted through its library.
+"""GET /metrics and /metrics/detailed in Prometheus' text format, from the broker's own counters at scrape time.
 
-/metrics has a bounded number of series whatever the number of topics; /metrics/detailed has one per
-partition and cursor, up to a cap, and says how many it left out.
+/metrics has a bounded number of series, independent of the number of topics. /metrics/detailed has series per queue,
+partition and cursor up to a limit, and reports how many it omitted.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from headrace.broker.standbys import Standbys
 from headrace.listeners.http.metrics import rabbitmq_and_kafka_names
 from headrace.listeners.http.metrics.pressure import pressure_metrics
 from headrace.listeners.http.native.status import archived_segments
-from headrace.listeners.http.server.context import HttpContext, Pieces
+from headrace.listeners.http.server.context import HttpContext, PiecewiseResponse
 from headrace.listeners.http.server.requests import Query
 from headrace.version import __version__
 
@@ -26,40 +26,40 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 SAMPLES_AT_ONCE = 64
-REST_AFTER = 64  # streams, queues or cursors that are looked at in one go
-SERIES_MAX = 1_000  # partitions, and again cursors, that /metrics/detailed names
+OBJECTS_AT_ONCE = 64  # streams, queues or cursors per event-loop iteration
+SERIES_MAX = 1_000  # of partitions, and the same of cursors, in /metrics/detailed
 
 LOG_HELP = {
     "bytes_written": "Bytes of record batches written",
     "records_written": "Records written",
     "bytes_read": "Bytes of record batches read",
     "records_read": "Records read",
-    "cold_reads": "Reads that were not in memory and were done off the event loop",
-    "tier_reads": "Row groups of archived segments unpacked for a read",
-    "rounds": "Rounds: journal entries, each of everything that came in during the sync before",
-    "syncs": "Calls that made data stable on disk",
-    "checkpoints": "Checkpoints: journal synced into the segments",
-    "segments_created": "Segments begun",
-    "segments_deleted": "Segments removed by retention, compaction or deletion",
-    "index_lookups": "Searches in an offset index",
-    "indexes_rebuilt": "Indexes made again from their data",
+    "cold_reads": "Reads from disk, done in a thread because the data was not in the page cache",
+    "tier_reads": "Row groups of archived segments decompressed for a read",
+    "rounds": "Commit rounds: one journal entry for everything that arrived during the previous sync",
+    "syncs": "Syncs to disk",
+    "checkpoints": "Checkpoints: segments synced and the journal recycled",
+    "segments_created": "Segments created",
+    "segments_deleted": "Segments deleted by retention, compaction or deletion",
+    "index_lookups": "Lookups in an offset index",
+    "indexes_rebuilt": "Indexes rebuilt from their segments",
     "crc_failures": "Batches that failed their checksum when read",
     "refused_full": "Appends refused because the disk is full",
-    "sync_s": "Seconds that the syncs of one round took",
+    "sync_s": "Duration of the syncs of a round",
     "round_records": "Records per round",
 }
 PIPELINE_HELP = {
-    "lag": "Records its sources have and it has not read",
-    "rows_per_second": "Records it processes a second",
-    "rows_total": "Records since it was started",
-    "batch_ms": "Milliseconds its last batch took",
+    "lag": "Records in its sources that it has not read",
+    "rows_per_second": "Records processed per second",
+    "rows_total": "Records processed since it started",
+    "batch_ms": "Duration of the last batch in milliseconds",
 }
 LISTENER_HELP = {
     "connections_total": "Connections accepted",
     "messages_in": "Messages published",
     "messages_out": "Messages delivered",
-    "bytes_in": "Bytes of bodies published",
-    "bytes_out": "Bytes of answers with messages",
+    "bytes_in": "Bytes of published message bodies",
+    "bytes_out": "Bytes of responses with messages",
 }
 
 
@@ -74,22 +74,24 @@ async def detailed(site: HttpContext, request: Request) -> Response:
 
 
 async def _exposition(families: "Iterable[Metric | None]") -> Response:
-    """Written a few samples at a time. None among the families is a place to rest: others get the loop."""
-    from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4  # late: an unscraped broker needs none of it
+    """Encodes a few samples per event-loop iteration. None among the families is a place to yield to the event loop."""
+    from prometheus_client.exposition import (
+        CONTENT_TYPE_PLAIN_0_0_4,  # imported late: a broker that is never scraped does not need it
+    )
 
-    turns = YieldEvery()
+    yielding = YieldEvery()
     pieces: list[bytes] = []
     for family in families:
         if family is not None:
             for at in range(0, max(1, len(family.samples)), SAMPLES_AT_ONCE):
                 pieces.append(_text_of(family, at))
-                await turns.rest()
-        await turns.rest()
-    return Pieces(pieces, {}, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+                await yielding.rest()
+        await yielding.rest()
+    return PiecewiseResponse(pieces, {}, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _text_of(family: "Metric", at: int) -> bytes:
-    """Some samples of a family, with its description before the first."""
+    """Some samples of a family; its HELP and TYPE lines come before the first sample."""
     from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.metrics_core import Metric
 
@@ -111,7 +113,7 @@ def aggregate(broker: Broker) -> "Iterator[Metric | None]":
     from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
 
     storage, stats = broker.storage, broker.stats
-    build = Gauge("headrace_build_info", "The version that runs", labels=["version"])
+    build = Gauge("headrace_build_info", "1; the label version is the running version", labels=["version"])
     build.add_metric([__version__], 1)
     yield build
     partitions = size = segments = 0
@@ -120,25 +122,25 @@ def aggregate(broker: Broker) -> "Iterator[Metric | None]":
             partitions += 1
             size += partition.size_bytes
             segments += partition.segment_count
-        if number % REST_AFTER == 0:
+        if number % OBJECTS_AT_ONCE == 0:
             yield None
     archived = archived_segments(broker)
     uptime_s = (broker.clock.now_ms() - stats.started_ms) / 1000
     for name, text, value in (
-        ("headrace_ready", "1 when messages are taken", float(broker.why_not_ready() is None)),
-        ("headrace_uptime_seconds", "Seconds since the start", uptime_s),
-        ("headrace_topics", "Streams, topics and queues", len(broker.streams)),
+        ("headrace_ready", "1 while the broker accepts messages", float(broker.why_not_ready() is None)),
+        ("headrace_uptime_seconds", "Seconds since the broker started", uptime_s),
+        ("headrace_topics", "Streams: topics and durable queues", len(broker.streams)),
         ("headrace_partitions", "Partitions of all streams", partitions),
         ("headrace_cursors", "Named cursors", len(broker.cursors)),
-        ("headrace_pipelines", "Pipelines that ever reported", len(broker.pipelines)),
-        ("headrace_sink_writers", "Writers in the ledger of exactly-once sinks", len(broker.ledger.lines())),
-        ("headrace_log_size_bytes", "Bytes of all segments", size),
+        ("headrace_pipelines", "Pipelines that have reported", len(broker.pipelines)),
+        ("headrace_sink_writers", "Writers in the sink ledger", len(broker.ledger.lines())),
+        ("headrace_log_size_bytes", "Size of all segments", size),
         ("headrace_log_segments", "Segments of all logs", segments),
         ("headrace_log_archived_segments", "Segments in the tier", len(archived)),
-        ("headrace_log_archived_bytes", "Bytes of the segments in the tier", sum(archived)),
-        ("headrace_log_pending_bytes", "Bytes that wait for the disk", storage.pending_bytes),
+        ("headrace_log_archived_bytes", "Size of the segments in the tier", sum(archived)),
+        ("headrace_log_pending_bytes", "Bytes waiting to be written and synced", storage.pending_bytes),
         ("headrace_log_failed", "1 after a failed write or sync", float(storage.failure is not None)),
-        ("headrace_disk_free_bytes", "Free bytes on the data folder's disk", _free_bytes(broker)),
+        ("headrace_disk_free_bytes", "Free space on the disk of the data folder", _free_bytes(broker)),
     ):
         yield Gauge(name, text, value=value)
     yield from pressure_metrics(broker.pressure)
@@ -148,13 +150,13 @@ def aggregate(broker: Broker) -> "Iterator[Metric | None]":
     yield CounterMetricFamily(
         "headrace_log_journal_bytes", "Bytes written to the journal", storage.journal_bytes_written
     )
-    yield _histogram("headrace_loop_stall_seconds", "Times the event loop came back late", stats.loop_stall_s)
-    yield _histogram("headrace_gc_pause_seconds", "Times Python's garbage collection took", stats.gc_pause_s)
+    yield _histogram("headrace_loop_stall_seconds", "Delays of the event loop", stats.loop_stall_s)
+    yield _histogram("headrace_gc_pause_seconds", "Pauses by Python's garbage collection", stats.gc_pause_s)
     yield from _listeners(stats.listeners)
     if stats.certificate_expires_s is not None:
         name, text = (
             "headrace_tls_certificate_expiry_timestamp_seconds",
-            "When the certificate of the listeners expires",
+            "Expiry time of the TLS certificate",
         )
         yield Gauge(name, text, value=stats.certificate_expires_s())
     yield from rabbitmq_and_kafka_names.aggregate(broker)
@@ -165,18 +167,24 @@ def _standbys(standbys: Standbys) -> "Iterator[Metric]":
     from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
 
     feeds = [follower.feed for follower in standbys]
-    states = Gauge("headrace_standbys", "Standbys that are connected", labels=["state"])
+    states = Gauge("headrace_standbys", "Connected standbys", labels=["state"])
     states.add_metric(["in_step"], standbys.in_step)
     states.add_metric(["copying"], len(feeds) - standbys.in_step)
     yield states
     behind_bytes = max((feed.bytes_behind for feed in feeds), default=0)
     behind_s = max((feed.seconds_behind for feed in feeds), default=0.0)
     waiting = standbys.confirms is not None and standbys.confirms.is_waiting
-    yield Gauge("headrace_standby_confirms", "Standbys that must have a change", value=standbys.wanted)
-    yield Gauge("headrace_standby_waiting", "1 while a change waits for standbys", value=float(waiting))
-    yield Gauge("headrace_standby_behind_bytes", "Of the standby that is furthest behind", value=behind_bytes)
-    yield Gauge("headrace_standby_behind_seconds", "Of the standby that is furthest behind", value=behind_s)
-    yield CounterMetricFamily("headrace_standbys_lost", "Standbys that left, or were sent away", value=standbys.lost)
+    yield Gauge(
+        "headrace_standby_confirms",
+        "Number of standbys that must sync a change before it is confirmed",
+        value=standbys.wanted,
+    )
+    yield Gauge("headrace_standby_waiting", "1 while changes wait for confirmation by standbys", value=float(waiting))
+    yield Gauge("headrace_standby_behind_bytes", "Unconfirmed bytes of the slowest standby", value=behind_bytes)
+    yield Gauge("headrace_standby_behind_seconds", "Lag of the slowest standby", value=behind_s)
+    yield CounterMetricFamily(
+        "headrace_standbys_lost", "Standbys that disconnected or were dropped", value=standbys.lost
+    )
 
 
 def _free_bytes(broker: Broker) -> float:
@@ -193,7 +201,7 @@ def _process() -> "Iterable[Metric]":
 
 
 def _of_struct(counters: Any, prefix: str, texts: dict[str, str]) -> "Iterator[Metric]":
-    """Every counter there is, also one that was added after this was written."""
+    """One metric per field, including fields without a description here."""
     from prometheus_client.metrics_core import CounterMetricFamily
 
     for field in dataclasses.fields(counters):
@@ -230,7 +238,7 @@ def _listeners(listeners: dict[str, ListenerStats]) -> "Iterator[Metric]":
             family.add_metric([listener], getattr(stats, field))
         yield family
     events = CounterMetricFamily(
-        "headrace_listener_events", "Answers by status and other events", labels=["listener", "event"]
+        "headrace_listener_events", "HTTP responses by status, and other events", labels=["listener", "event"]
     )
     for listener, stats in listeners.items():
         for event, count in sorted(stats.events.items()):
@@ -244,28 +252,28 @@ def per_object(broker: Broker) -> "Iterator[Metric | None]":
     yield from rabbitmq_and_kafka_names.per_object(broker)
     labels = ["vhost", "topic", "partition"]
     start = Gauge("headrace_partition_start_offset", "First offset that can be read", labels=labels)
-    end = Gauge("headrace_partition_end_offset", "First offset not yet durable", labels=labels)
-    size = Gauge("headrace_partition_size_bytes", "Bytes of its segments", labels=labels)
-    named = left_out = 0
+    end = Gauge("headrace_partition_end_offset", "Durable end: the first offset that is not durable yet", labels=labels)
+    size = Gauge("headrace_partition_size_bytes", "Size of its segments", labels=labels)
+    series = omitted = 0
     streams = broker.streams.list(None)
     yield None
     for number, stream in enumerate(streams):
-        if number % REST_AFTER == 0:
+        if number % OBJECTS_AT_ONCE == 0:
             yield None
         for partition in stream.partitions:
-            if named == SERIES_MAX:
-                left_out += 1
+            if series == SERIES_MAX:
+                omitted += 1
                 continue
-            named += 1
+            series += 1
             values = [stream.vhost, stream.name, str(partition.number)]
             start.add_metric(values, partition.start_offset)
             end.add_metric(values, partition.durable_end)
             size.add_metric(values, partition.size_bytes)
     yield from (start, end, size)
-    lag = Gauge("headrace_cursor_lag", "Messages a cursor has not read yet", labels=["cursor", "topic"])
+    lag = Gauge("headrace_cursor_lag", "Messages that a cursor has not read yet", labels=["cursor", "topic"])
     cursors = broker.cursors.names()
     for number, name in enumerate(cursors[:SERIES_MAX]):
-        if number % REST_AFTER == 0:
+        if number % OBJECTS_AT_ONCE == 0:
             yield None
         lags: dict[str, int] = {}
         for position in broker.cursors.positions(name):
@@ -274,15 +282,15 @@ def per_object(broker: Broker) -> "Iterator[Metric | None]":
             lag.add_metric([name, topic], value)
     yield lag
     yield from _pipelines(broker)
-    left_out += max(0, len(cursors) - SERIES_MAX)
-    yield Gauge("headrace_metrics_left_out", "Partitions and cursors over the cap", value=left_out)
+    omitted += max(0, len(cursors) - SERIES_MAX)
+    yield Gauge("headrace_metrics_left_out", "Partitions and cursors omitted because of the limit", value=omitted)
 
 
 def _pipelines(broker: Broker) -> "Iterator[Metric]":
-    """What each pipeline last said of itself, as far as it said it in numbers."""
+    """The numbers in the last report of each pipeline."""
     from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
 
-    up = Gauge("headrace_pipeline_up", "1 while a pipeline runs and reports", labels=["pipeline"])
+    up = Gauge("headrace_pipeline_up", "1 while the pipeline is running and reporting", labels=["pipeline"])
     numbers = {
         name: Gauge(f"headrace_pipeline_{name}", text, labels=["pipeline"]) for name, text in PIPELINE_HELP.items()
     }

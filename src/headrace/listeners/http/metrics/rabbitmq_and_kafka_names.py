@@ -1,6 +1,6 @@
-"""The same numbers under the names that RabbitMQ's and the Kafka exporter's dashboards ask for.
+"""The same numbers under the metric names of RabbitMQ and of Kafka's exporter, so that their dashboards work.
 
-Read when somebody scrapes. What is named object by object is bounded like the rest of /metrics/detailed.
+Series per queue, topic and group are limited like the rest of /metrics/detailed.
 """
 
 import resource
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 SERIES_MAX = 1_000
-REST_AFTER = 32
+OBJECTS_AT_ONCE = 32
 HEAD_BYTES = 4096
 PROTOCOLS = {"amqp": "amqp091", "kafka": "kafka", "http": "http"}
 
@@ -40,18 +40,24 @@ def aggregate(broker: Broker) -> "Iterator[Metric | None]":
     redelivered, dead = broker.stats.gone.redelivered, broker.stats.gone.dead_lettered
     for number, client in enumerate(clients):
         channels += client.describe()["channels"]
-        if number % REST_AFTER == 0:
+        if number % OBJECTS_AT_ONCE == 0:
             yield None
     for number, queue in enumerate(queues):
         consumers += len(queue.consumers)
         redelivered += queue.redelivered
         dead += queue.dead_lettered
-        if number % REST_AFTER == 0:
+        if number % OBJECTS_AT_ONCE == 0:
             yield None
-    identity = Gauge("rabbitmq_identity_info", "Who answers", labels=["rabbitmq_node", "rabbitmq_cluster"])
+    identity = Gauge(
+        "rabbitmq_identity_info", "1; name of the node and the cluster", labels=["rabbitmq_node", "rabbitmq_cluster"]
+    )
     identity.add_metric([NODE, NODE], 1)
     yield identity
-    build = Gauge("rabbitmq_build_info", "What answers", labels=["rabbitmq_version", "product_name", "product_version"])
+    build = Gauge(
+        "rabbitmq_build_info",
+        "1; versions of RabbitMQ's API and of Headrace",
+        labels=["rabbitmq_version", "product_name", "product_version"],
+    )
     build.add_metric([RABBITMQ_VERSION, "Headrace", __version__], 1)
     yield build
     for name, text, value in (
@@ -60,8 +66,8 @@ def aggregate(broker: Broker) -> "Iterator[Metric | None]":
         ("rabbitmq_consumers", "Consumers", consumers),
         ("rabbitmq_queues", "Queues available", len(queues)),
         ("rabbitmq_queue_messages_ready", "Messages ready to be delivered", sample.ready),
-        ("rabbitmq_queue_messages_unacked", "Messages delivered and not acknowledged", sample.unacked),
-        ("rabbitmq_queue_messages", "Ready and unacknowledged", sample.ready + sample.unacked),
+        ("rabbitmq_queue_messages_unacked", "Messages delivered but not acknowledged", sample.unacked),
+        ("rabbitmq_queue_messages", "Ready and unacknowledged messages", sample.ready + sample.unacked),
         ("rabbitmq_process_resident_memory_bytes", "Memory used", memory_bytes()),
         ("rabbitmq_disk_space_available_limit_bytes", "Free disk space limit", broker.config.disk_free_limit),
         ("rabbitmq_process_max_fds", "Open files allowed", resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
@@ -69,7 +75,11 @@ def aggregate(broker: Broker) -> "Iterator[Metric | None]":
     ):
         yield Gauge(name, text, value=value)
     try:
-        yield Gauge("rabbitmq_disk_space_available_bytes", "Free", value=broker.disk.free_bytes(broker.config.data_dir))
+        yield Gauge(
+            "rabbitmq_disk_space_available_bytes",
+            "Free disk space",
+            value=broker.disk.free_bytes(broker.config.data_dir),
+        )
     except OSError:
         pass
     received = Counter("rabbitmq_global_messages_received", "Messages published", labels=["protocol"])
@@ -84,7 +94,7 @@ def aggregate(broker: Broker) -> "Iterator[Metric | None]":
         ("rabbitmq_connections_opened", "Connections opened", opened),
         ("rabbitmq_global_messages_acknowledged", "Messages acknowledged", sample.acked),
         ("rabbitmq_global_messages_redelivered", "Messages redelivered", redelivered),
-        ("rabbitmq_global_messages_dead_lettered", "Dead-lettered", dead),
+        ("rabbitmq_global_messages_dead_lettered", "Messages dead-lettered", dead),
     ):
         yield Counter(name, text, value=total)
 
@@ -101,17 +111,21 @@ def _queues(broker: Broker) -> "Iterator[Metric | None]":
     labels = ["vhost", "queue"]
     prefix = "rabbitmq_detailed_queue_"
     ready = Gauge(prefix + "messages_ready", "Messages ready to be delivered", labels=labels)
-    unacked = Gauge(prefix + "messages_unacked", "Messages delivered and not acknowledged", labels=labels)
-    both = Gauge(prefix + "messages", "Ready and unacknowledged", labels=labels)
+    unacked = Gauge(prefix + "messages_unacked", "Messages delivered but not acknowledged", labels=labels)
+    both = Gauge(prefix + "messages", "Ready and unacknowledged messages", labels=labels)
     consumers = Gauge(prefix + "consumers", "Consumers", labels=labels)
-    age = Gauge("headrace_queue_oldest_age_seconds", "Age of the oldest message that is not settled", labels=labels)
-    deliveries = Gauge("headrace_queue_delivery_count_max", "Most deliveries of one waiting message", labels=labels)
-    redelivered = Gauge("headrace_queue_redelivered", "Messages delivered again", labels=labels)
-    dead = Gauge("headrace_queue_dead_lettered", "Messages that died here", labels=labels)
+    age = Gauge(
+        "headrace_queue_oldest_age_seconds", "Age of the oldest message that is not acknowledged", labels=labels
+    )
+    deliveries = Gauge(
+        "headrace_queue_delivery_count_max", "Highest delivery count of a waiting message", labels=labels
+    )
+    redelivered = Gauge("headrace_queue_redelivered", "Messages redelivered", labels=labels)
+    dead = Gauge("headrace_queue_dead_lettered", "Messages dead-lettered from this queue", labels=labels)
     now_ms = broker.clock.now_ms()
     found = list(islice((q for h in broker.vhosts for q in h.queues.values() if not q.is_stream), SERIES_MAX))
     for number, queue in enumerate(found):
-        if number % REST_AFTER == 0:
+        if number % OBJECTS_AT_ONCE == 0:
             yield None
         values = [_text(queue.vhost.name), _text(queue.name)]
         waiting, out = queue.ready, queue.unacked
@@ -135,7 +149,7 @@ def _oldest_ms(queue: Queue) -> int | None:
 
 
 def _head_ms(view: View) -> int | None:
-    """The time of the first message that is not settled, by the header of its batch."""
+    """Timestamp of the first message that is not settled, from the header of its batch."""
     if view.low >= view.partition.stable_end:
         return None
     try:
@@ -146,7 +160,7 @@ def _head_ms(view: View) -> int | None:
     head = next((info for info in infos if info.last_offset >= view.low), None)
     if head is None:
         return None
-    # The other time of a header is the broker's where that counts, and never a delete horizon.
+    # With LogAppendTime or a delete horizon, base_timestamp is not the time of the first message.
     has_first = head.timestamp_type != LOG_APPEND_TIME and head.delete_horizon_ms is None
     return head.base_timestamp if has_first else head.max_timestamp
 
@@ -155,13 +169,13 @@ def _topics(broker: Broker) -> "Iterator[Metric | None]":
     from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
 
     count = Gauge("kafka_topic_partitions", "Partitions of a topic", labels=["topic"])
-    end = Gauge("kafka_topic_partition_current_offset", "Its end", labels=["topic", "partition"])
-    start = Gauge("kafka_topic_partition_oldest_offset", "Its start", labels=["topic", "partition"])
-    named = 0
+    end = Gauge("kafka_topic_partition_current_offset", "End offset of the partition", labels=["topic", "partition"])
+    start = Gauge("kafka_topic_partition_oldest_offset", "Start offset of the partition", labels=["topic", "partition"])
+    series = 0
     streams = broker.streams.list()
     yield None
     for at, stream in enumerate(streams):
-        if at % REST_AFTER == 0:
+        if at % OBJECTS_AT_ONCE == 0:
             yield None
         if not is_topic_name(stream.name):
             continue
@@ -170,8 +184,8 @@ def _topics(broker: Broker) -> "Iterator[Metric | None]":
             values = [stream.name, str(partition.number)]
             end.add_metric(values, partition.end_offset)
             start.add_metric(values, partition.start_offset)
-        named += len(stream.partitions)
-        if named >= SERIES_MAX:
+        series += len(stream.partitions)
+        if series >= SERIES_MAX:
             break
     yield from (count, end, start)
 
@@ -180,19 +194,19 @@ def _groups(broker: Broker) -> "Iterator[Metric | None]":
     from prometheus_client.metrics_core import GaugeMetricFamily as Gauge
 
     place = ["consumergroup", "topic", "partition"]
-    current = Gauge("kafka_consumergroup_current_offset", "Where a group stands", labels=place)
-    lag = Gauge("kafka_consumergroup_lag", "How far a group is behind", labels=place)
-    lag_sum = Gauge("kafka_consumergroup_lag_sum", "How far a group is behind in a topic", labels=place[:2])
-    members = Gauge("kafka_consumergroup_members", "Members of a group", labels=place[:1])
+    current = Gauge("kafka_consumergroup_current_offset", "Committed offset of a consumer group", labels=place)
+    lag = Gauge("kafka_consumergroup_lag", "Lag of a consumer group", labels=place)
+    lag_sum = Gauge("kafka_consumergroup_lag_sum", "Lag of a consumer group in a topic", labels=place[:2])
+    members = Gauge("kafka_consumergroup_members", "Members of a consumer group", labels=place[:1])
     groups: Any = broker.coordination.groups
-    named = 0
+    series = 0
     for at, listed in enumerate(groups.listing()):
-        if at % REST_AFTER == 0:
+        if at % OBJECTS_AT_ONCE == 0:
             yield None
         found = groups.find(listed.group_id)
         members.add_metric([_text(listed.group_id)], len(found.members) if found is not None else 0)
-        named += _positions(broker, listed.group_id, current, lag, lag_sum)
-        if named >= SERIES_MAX:
+        series += _positions(broker, listed.group_id, current, lag, lag_sum)
+        if series >= SERIES_MAX:
             break
     yield from (current, lag, lag_sum, members)
 
@@ -217,5 +231,5 @@ def _positions(
 
 
 def _text(name: str) -> str:
-    """Labels are UTF-8; a name need not be."""
+    """A name as a label, which must be UTF-8."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

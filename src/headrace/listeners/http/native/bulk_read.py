@@ -18,7 +18,7 @@ from headrace.listeners.http.native.types import (
     OffsetRange,
 )
 from headrace.listeners.http.server.authorization import caller_of
-from headrace.listeners.http.server.context import HttpContext, json_answer
+from headrace.listeners.http.server.context import HttpContext, json_response
 from headrace.listeners.http.server.requests import Query, decode, read_json
 
 LEASE_BYTES_MAX = 16 << 20
@@ -45,7 +45,7 @@ async def logs(site: HttpContext, request: Request) -> Response:
             for p in stream.partitions
         ],
     }
-    return json_answer(found)
+    return json_response(found)
 
 
 async def lease(site: HttpContext, request: Request) -> Response:
@@ -71,7 +71,7 @@ async def lease(site: HttpContext, request: Request) -> Response:
             "until": until_ms,
             "gone": [{"log": log_id, "segment": base, "generation": number} for log_id, base, number in missing],
         }
-        return json_answer(gone)
+        return json_response(gone)
     assert ranges is not msgspec.UNSET
     _check_count("ranges", len(ranges))
     held = leases.hold_ranges([_found(site, request, one) for one in ranges], for_ms, holder)
@@ -87,7 +87,7 @@ async def lease(site: HttpContext, request: Request) -> Response:
             for planned in held
         ],
     }
-    return json_answer(leased)
+    return json_response(leased)
 
 
 def _check_count(name: str, count: int) -> None:

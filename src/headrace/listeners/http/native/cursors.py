@@ -8,19 +8,19 @@ from starlette.responses import Response
 from headrace.errors import MalformedJson
 from headrace.listeners.http.native.types import Cursor, CursorChange, Cursors, NewCursorPosition
 from headrace.listeners.http.server.authorization import caller_of
-from headrace.listeners.http.server.context import HttpContext, json_answer
+from headrace.listeners.http.server.context import HttpContext, json_response
 from headrace.listeners.http.server.requests import Query, decode, path_name, read_json, refuse_unknown
 
 
 async def list_cursors(site: HttpContext, request: Request) -> Response:
     Query(request)
     cursors: Cursors = {"cursors": [describe(site, name) for name in site.broker.cursors.names()]}
-    return json_answer(cursors)
+    return json_response(cursors)
 
 
 async def get_cursor(site: HttpContext, request: Request) -> Response:
     Query(request)
-    return json_answer(describe(site, path_name(request, "cursor")))
+    return json_response(describe(site, path_name(request, "cursor")))
 
 
 async def put_cursor(site: HttpContext, request: Request) -> Response:
@@ -36,7 +36,7 @@ async def put_cursor(site: HttpContext, request: Request) -> Response:
     offsets = _offsets(change.partitions)
     stream = site.broker.streams.get(change.topic)
     await site.broker.cursors.commit(name, stream, offsets, pin=change.pin, max_age_ms=change.max_age_ms)
-    return json_answer(describe(site, name))
+    return json_response(describe(site, name))
 
 
 async def delete_cursor(site: HttpContext, request: Request) -> Response:

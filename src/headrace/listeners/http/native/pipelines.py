@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from headrace.broker.sinks.pipeline_reports import Report
 from headrace.listeners.http.native.types import Pipeline, PipelineReport, Pipelines
-from headrace.listeners.http.server.context import HttpContext, json_answer
+from headrace.listeners.http.server.context import HttpContext, json_response
 from headrace.listeners.http.server.requests import Query, decode, path_name, read_json
 
 
@@ -13,13 +13,13 @@ async def list_pipelines(site: HttpContext, request: Request) -> Response:
     Query(request)
     reports = site.broker.pipelines
     pipelines: Pipelines = {"pipelines": [describe(site, name, reports.get(name)) for name in reports.names()]}
-    return json_answer(pipelines)
+    return json_response(pipelines)
 
 
 async def get_pipeline(site: HttpContext, request: Request) -> Response:
     Query(request)
     name = path_name(request, "pipeline")
-    return json_answer(describe(site, name, site.broker.pipelines.get(name)))
+    return json_response(describe(site, name, site.broker.pipelines.get(name)))
 
 
 async def put_pipeline(site: HttpContext, request: Request) -> Response:
@@ -27,14 +27,14 @@ async def put_pipeline(site: HttpContext, request: Request) -> Response:
     Query(request)
     name = path_name(request, "pipeline")
     report = decode(await read_json(request, request.state.share), PipelineReport)
-    return json_answer(describe(site, name, site.broker.pipelines.report(name, report.state, report.details)))
+    return json_response(describe(site, name, site.broker.pipelines.report(name, report.state, report.details)))
 
 
 async def stop_pipeline(site: HttpContext, request: Request) -> Response:
     """Asks the pipeline to stop: it sees the request in the response to its next report and finishes its batch."""
     Query(request)
     name = path_name(request, "pipeline")
-    return json_answer(describe(site, name, site.broker.pipelines.ask_to_stop(name)))
+    return json_response(describe(site, name, site.broker.pipelines.ask_to_stop(name)))
 
 
 async def delete_pipeline(site: HttpContext, request: Request) -> Response:

@@ -8,7 +8,7 @@ from headrace.broker.streams.streams import Stream, check_topic_name
 from headrace.errors import InvalidInput, StreamNotFound
 from headrace.listeners.http.native.types import Published
 from headrace.listeners.http.server.authorization import caller_of
-from headrace.listeners.http.server.context import HttpContext, json_answer
+from headrace.listeners.http.server.context import HttpContext, json_response
 from headrace.listeners.http.server.requests import Query, in_thread_if, path_name, read_body
 from headrace.record.layout import TRACE_HEADERS, TRACEPARENT
 from headrace.wire.http import bodies, messages
@@ -33,7 +33,7 @@ async def publish(site: HttpContext, request: Request) -> Response:
     site.stats.messages_in += len(drafts)
     site.stats.bytes_in += len(body)
     published: Published = {"messages": [{"partition": p, "offset": o} for p, o in places]}
-    return json_answer(published)
+    return json_response(published)
 
 
 def _check_topic(site: HttpContext, request: Request, topic: str) -> None:

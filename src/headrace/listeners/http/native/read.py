@@ -16,9 +16,9 @@ from headrace.listeners.http.native.segments import partition_of
 from headrace.listeners.http.native.topics import topic_of
 from headrace.listeners.http.native.types import Page as PageBody
 from headrace.listeners.http.server.authorization import Allowance
-from headrace.listeners.http.server.context import Answer, HttpContext, json_answer
+from headrace.listeners.http.server.context import ChunkedResponse, HttpContext, json_response
 from headrace.listeners.http.server.memory_budget import BudgetShare
-from headrace.listeners.http.server.requests import Gone, Query, hung_up
+from headrace.listeners.http.server.requests import ClientDisconnected, Query, wait_for_disconnect
 from headrace.record.types import Record
 from headrace.wire.http import bodies, messages
 
@@ -61,7 +61,7 @@ async def last_of_key(site: HttpContext, request: Request) -> Response:
     key = unquote_to_bytes(request.path_params["key"])
     found = await site.broker.keys.find(topic_of(site, request), key)
     site.stats.messages_out += 1
-    answer = json_answer(messages.render(found.partition, found.record, binary=binary))
+    answer = json_response(messages.render(found.partition, found.record, binary=binary))
     site.stats.bytes_out += len(answer.body)
     return answer
 
@@ -87,7 +87,7 @@ async def batches(site: HttpContext, request: Request) -> Response:
     if not chunk.data and wait_s > 0 and await wait_for(site, request, stream, [(partition, offset)], wait_s):
         chunk = await when_loaded(lambda: partition.read_now(offset, bytes_max))
     site.stats.bytes_out += len(chunk.data)
-    return Answer(bytes(chunk.data), 200, {NEXT_OFFSET: str(chunk.next_offset)}, media_type=bodies.RAW)
+    return ChunkedResponse(bytes(chunk.data), 200, {NEXT_OFFSET: str(chunk.next_offset)}, media_type=bodies.RAW)
 
 
 def page_bytes(site: HttpContext, query: Query) -> int:
@@ -118,11 +118,11 @@ async def wait_for(
     readable, allowance = Readable(wanted), Allowance(site, request)
     share: BudgetShare = request.state.share
     size = share.release()
-    gone = asyncio.ensure_future(hung_up(request.receive))
+    gone = asyncio.ensure_future(wait_for_disconnect(request.receive))
     try:
         await asyncio.wait({readable.future, gone, site.stopping}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         if gone.done():
-            raise Gone
+            raise ClientDisconnected
         if stream.is_deleted:
             raise StreamNotFound(stream.name)
         allowance.check()
@@ -145,19 +145,19 @@ def _media(request: Request, query: Query) -> str:
     return media
 
 
-def _render(partition: int, page: Page, media: str, binary: bool) -> Answer:
+def _render(partition: int, page: Page, media: str, binary: bool) -> ChunkedResponse:
     headers = {NEXT_OFFSET: str(page.next_offset)}
     if media == bodies.RAW:
-        return _render_raw(partition, page.records[0], headers) if page.records else Answer(None, 204, headers)
+        return _render_raw(partition, page.records[0], headers) if page.records else ChunkedResponse(None, 204, headers)
     rendered = [messages.render(partition, record, binary=binary) for record in page.records]
     if media == bodies.JSON:
         content: PageBody = {"messages": rendered, "next_offset": page.next_offset}
-        return json_answer(content, headers=headers)
+        return json_response(content, headers=headers)
     lines = msgspec.json.Encoder().encode_lines(rendered)
-    return Answer(lines, 200, headers, media_type=bodies.NDJSON)
+    return ChunkedResponse(lines, 200, headers, media_type=bodies.NDJSON)
 
 
-def _render_raw(partition: int, record: Record, headers: dict[str, str]) -> Answer:
+def _render_raw(partition: int, record: Record, headers: dict[str, str]) -> ChunkedResponse:
     headers |= {
         "headrace-partition": str(partition),
         "headrace-offset": str(record.offset),
@@ -167,4 +167,4 @@ def _render_raw(partition: int, record: Record, headers: dict[str, str]) -> Answ
         headers["headrace-key-base64"] = b64encode(record.key).decode("ascii")
     if record.value is None:
         headers["headrace-tombstone"] = "true"
-    return Answer(record.value or b"", 200, headers, media_type=bodies.RAW)
+    return ChunkedResponse(record.value or b"", 200, headers, media_type=bodies.RAW)

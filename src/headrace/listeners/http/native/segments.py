@@ -8,7 +8,7 @@ from headrace.broker.upkeep.segments import Gain
 from headrace.errors import Conflict, InvalidInput
 from headrace.listeners.http.native.topics import topic_of
 from headrace.listeners.http.native.types import Compacted, SegmentArchive, SegmentReplacement, SegmentSizes
-from headrace.listeners.http.server.context import HttpContext, json_answer
+from headrace.listeners.http.server.context import HttpContext, json_response
 from headrace.listeners.http.server.requests import Query, decode, read_json, whole_number
 
 
@@ -19,7 +19,7 @@ async def replace_segment(site: HttpContext, request: Request) -> Response:
     wanted = decode(await read_json(request, request.state.share), SegmentReplacement)
     generation = wanted.generation
     gain = await site.broker.segments.replace(partition, base, generation, wanted.staged)
-    return json_answer(_sizes(gain))
+    return json_response(_sizes(gain))
 
 
 async def archive_segment(site: HttpContext, request: Request) -> Response:
@@ -28,7 +28,7 @@ async def archive_segment(site: HttpContext, request: Request) -> Response:
     partition, base = partition_of(site, request), _base(request)
     generation = decode(await read_json(request, request.state.share), SegmentArchive).generation
     gain = await site.broker.segments.archive(partition, base, generation)
-    return json_answer(_sizes(gain))
+    return json_response(_sizes(gain))
 
 
 async def compact(site: HttpContext, request: Request) -> Response:
@@ -39,7 +39,7 @@ async def compact(site: HttpContext, request: Request) -> Response:
         raise Conflict(f"{stream.name!r} is a queue: compaction would delete messages that are not acknowledged")
     gains = [await site.broker.segments.compact(partition) for partition in stream.partitions]
     compacted: Compacted = {"partitions": [{"partition": n, **_sizes(gain)} for n, gain in enumerate(gains)]}
-    return json_answer(compacted)
+    return json_response(compacted)
 
 
 async def delete_records(site: HttpContext, request: Request) -> Response:

@@ -9,7 +9,7 @@ from headrace.errors import InvalidInput
 from headrace.listeners.http.native.publish import read_messages_body
 from headrace.listeners.http.native.types import SinkBatch, SinkCommit, SinkOutcome, Staged, Writer, Writers
 from headrace.listeners.http.server.authorization import caller_of
-from headrace.listeners.http.server.context import HttpContext, json_answer
+from headrace.listeners.http.server.context import HttpContext, json_response
 from headrace.listeners.http.server.requests import Query, decode, path_name, read_json, whole_number
 
 COMMIT_BYTES_MAX = 16 << 20
@@ -30,7 +30,7 @@ async def stage(site: HttpContext, request: Request) -> Response:
         decompressed_bytes_max=config.decompressed_bytes_max,
     )
     staged: Staged = {"bytes": stored.bytes, "records": stored.records}
-    return json_answer(staged, 201)
+    return json_response(staged, 201)
 
 
 async def discard(site: HttpContext, request: Request) -> Response:
@@ -58,21 +58,21 @@ async def commit(site: HttpContext, request: Request) -> Response:
         caller.write(topic)
     outcome = await site.broker.ledger.commit(path_name(request, "writer"), batch, parts, caller.claim_writer)
     committed: SinkOutcome = {"duplicate": outcome.duplicate, **describe(outcome.line)}
-    return json_answer(committed)
+    return json_response(committed)
 
 
 async def list_writers(site: HttpContext, request: Request) -> Response:
     Query(request)
     lines = site.broker.ledger.lines()
     writers: Writers = {"writers": [{"writer": name, **describe(lines[name])} for name in sorted(lines)]}
-    return json_answer(writers)
+    return json_response(writers)
 
 
 async def get_writer(site: HttpContext, request: Request) -> Response:
     Query(request)
     name = path_name(request, "writer")
     writer: Writer = {"writer": name, **describe(site.broker.ledger.get(name))}
-    return json_answer(writer)
+    return json_response(writer)
 
 
 def describe(line: Line) -> SinkBatch:

@@ -12,9 +12,9 @@ from headrace.errors import HeadraceError, InvalidInput
 from headrace.listeners.common.addresses import source_of
 from headrace.listeners.http.native.types import STANDBY_NAME_CHARS_MAX, StandbyHello, StandbyPosition
 from headrace.listeners.http.server.authorization import Allowance, follows, keep_checking
-from headrace.listeners.http.server.context import HttpContext, json_answer
+from headrace.listeners.http.server.context import HttpContext, json_response
 from headrace.listeners.http.server.memory_budget import Budget, BudgetShare
-from headrace.listeners.http.server.requests import Query, decode, hung_up, path_name, read_json
+from headrace.listeners.http.server.requests import Query, decode, path_name, read_json, wait_for_disconnect
 from headrace.version import __version__
 
 MEDIA = "application/vnd.headrace.changes"
@@ -25,7 +25,7 @@ HELLO_BYTES_MAX = 64 << 20
 
 async def list_standbys(site: HttpContext, request: Request) -> Response:
     Query(request)
-    return json_answer(site.broker.standbys.describe())
+    return json_response(site.broker.standbys.describe())
 
 
 async def follow(site: HttpContext, request: Request) -> Response:
@@ -65,7 +65,7 @@ async def confirm(site: HttpContext, request: Request) -> Response:
     Query(request)
     confirmed = decode(await read_json(request, _own_budget()), StandbyPosition)
     site.broker.standbys.confirm(path_name(request, "standby"), confirmed.position)
-    return json_answer(confirmed)
+    return json_response(confirmed)
 
 
 class Changes(Response):
@@ -82,7 +82,7 @@ class Changes(Response):
         self._reason = "it disconnected"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.ensure_future(hung_up(receive))
+        gone = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await self._send(send, self._hello)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from headrace.broker.broker import Broker
 from headrace.config import in_force
 from headrace.listeners.http.native.types import Health, Live, Standbys, Status
-from headrace.listeners.http.server.context import HttpContext, json_answer
+from headrace.listeners.http.server.context import HttpContext, json_response
 from headrace.listeners.http.server.requests import Query
 from headrace.version import __version__
 
@@ -28,14 +28,14 @@ async def health(site: HttpContext, request: Request) -> Response:
     state: Health = {"status": "ok" if reason is None else "unavailable", "live": True, "ready": reason is None}
     if reason is not None:
         state["reason"] = reason
-    return json_answer(state, 200 if reason is None else 503)
+    return json_response(state, 200 if reason is None else 503)
 
 
 async def live(site: HttpContext, request: Request) -> Response:
     """Liveness probe: 200 while the process responds. A full disk is no reason to restart it."""
     Query(request)
     state: Live = {"status": "ok", "live": True}
-    return json_answer(state)
+    return json_response(state)
 
 
 async def status(site: HttpContext, request: Request) -> Response:
@@ -62,4 +62,4 @@ async def status(site: HttpContext, request: Request) -> Response:
         "recovery": msgspec.to_builtins(broker.report),
         "settings": [msgspec.to_builtins(setting) for setting in in_force(broker.config)],
     }
-    return json_answer(found)
+    return json_response(found)

@@ -10,14 +10,14 @@ from headrace.broker.streams.streams import Stream, check_topic_name
 from headrace.config import stream_settings_text
 from headrace.listeners.http.native.types import NewTopic, Offsets, Summary, Topic, TopicChange, Topics
 from headrace.listeners.http.server.authorization import caller_of
-from headrace.listeners.http.server.context import HttpContext, json_answer
+from headrace.listeners.http.server.context import HttpContext, json_response
 from headrace.listeners.http.server.requests import Query, decode, path_name, read_json, refuse_unknown
 
 
 async def list_topics(site: HttpContext, request: Request) -> Response:
     Query(request)
     topics: Topics = {"topics": await YieldEvery().map(summary, site.broker.streams.list())}
-    return json_answer(topics)
+    return json_response(topics)
 
 
 async def create_topic(site: HttpContext, request: Request) -> Response:
@@ -29,12 +29,12 @@ async def create_topic(site: HttpContext, request: Request) -> Response:
     caller_of(request).configure(wanted.name)
     partitions = site.config.auto_create_partitions if wanted.partitions is None else wanted.partitions
     stream = await site.broker.streams.create(wanted.name, partitions, wanted.config or {})
-    return json_answer(describe(stream), 201, {"location": f"/topics/{quote(wanted.name, safe='')}"})
+    return json_response(describe(stream), 201, {"location": f"/topics/{quote(wanted.name, safe='')}"})
 
 
 async def describe_topic(site: HttpContext, request: Request) -> Response:
     Query(request)
-    return json_answer(describe(topic_of(site, request)))
+    return json_response(describe(topic_of(site, request)))
 
 
 async def configure_topic(site: HttpContext, request: Request) -> Response:
@@ -44,7 +44,7 @@ async def configure_topic(site: HttpContext, request: Request) -> Response:
     refuse_unknown(fields, TopicChange)
     change = decode(fields, TopicChange)
     stream = await site.broker.streams.configure(name, change.config or {}, partitions=change.partitions)
-    return json_answer(describe(stream))
+    return json_response(describe(stream))
 
 
 async def delete_topic(site: HttpContext, request: Request) -> Response:
@@ -62,7 +62,7 @@ async def offsets(site: HttpContext, request: Request) -> Response:
             {"partition": p.number, "start": p.start_offset, "end": p.durable_end} for p in stream.partitions
         ],
     }
-    return json_answer(found)
+    return json_response(found)
 
 
 def topic_of(site: HttpContext, request: Request) -> Stream:

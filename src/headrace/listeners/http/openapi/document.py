@@ -32,7 +32,7 @@ from headrace.listeners.http.openapi.operations import (
     response,
 )
 from headrace.listeners.http.openapi.schemas import Schema, component_schemas, ref
-from headrace.listeners.http.server.context import HttpContext, json_answer
+from headrace.listeners.http.server.context import HttpContext, json_response
 from headrace.listeners.http.server.requests import Query
 from headrace.version import __version__
 from headrace.wire.http.bodies import EVENTS, JSON, NDJSON, RAW
@@ -53,7 +53,7 @@ NEXT_OFFSET: Description = {"description": "The offset to read next.", "schema":
 
 async def serve(site: HttpContext, request: Request) -> Response:
     Query(request)
-    return json_answer(document(site.config))
+    return json_response(document(site.config))
 
 
 def document(config: Config) -> Description:

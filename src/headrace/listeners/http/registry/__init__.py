@@ -1,0 +1,1 @@
+"""Confluent's schema registry API under /registry, over the broker's schema registry."""

@@ -1,6 +1,6 @@
 """The schema registry under /registry: Confluent's REST API, so that its clients and serializers work unchanged.
 
-Who may read or write the topic `_schemas` may do so here.
+Users who may read or write the topic `_schemas` may do so here.
 """
 
 import logging
@@ -17,9 +17,9 @@ from headrace.broker.schemas.registry import TOPIC, check_subject
 from headrace.errors import InvalidInput, MalformedJson
 from headrace.listeners.http.server.authentication import Caller
 from headrace.listeners.http.server.authorization import Handler, Need, router
-from headrace.listeners.http.server.context import Answer, HttpContext
+from headrace.listeners.http.server.context import ChunkedResponse, HttpContext
 from headrace.listeners.http.server.problems import PROBLEMS, headers_of
-from headrace.listeners.http.server.requests import Gone, Query, path_name, read_body, whole_number
+from headrace.listeners.http.server.requests import ClientDisconnected, Query, path_name, read_body, whole_number
 from headrace.schemas import contract, refusals
 from headrace.schemas.kinds import AVRO, KINDS, LEVELS, PROTOBUF
 from headrace.schemas.refusals import RegistryError
@@ -46,14 +46,14 @@ logger = logging.getLogger("headrace.http")
 PREFIX = "/registry"
 MEDIA = "application/vnd.schemaregistry.v1+json"
 BODY_BYTES_MAX = 4 << 20
-DEFAULT_CONTEXT, ALL_CONTEXTS = ":.:", ":*:"  # clients that know of contexts say it before names and prefixes
-LISTED_MAX = 1_000  # schemas in one answer, with their texts; Confluent's
-NOT_DONE = ("alias", "aliasForDeks", "compatibilityPolicy", "validateFields", "validateRules")  # of a config
+DEFAULT_CONTEXT, ALL_CONTEXTS = ":.:", ":*:"  # newer clients put a context before names and prefixes
+LISTED_MAX = 1_000  # schemas in one response; Confluent's limit
+UNSUPPORTED = ("alias", "aliasForDeks", "compatibilityPolicy", "validateFields", "validateRules")  # fields of a config
 
 
 class _Body(msgspec.Struct):
     schema: str | None = None
-    schemaType: str | None = None  # noqa: N815 - as clients write it
+    schemaType: str | None = None  # noqa: N815 - the name in Confluent's API
     references: tuple[Reference, ...] | None = None
     id: int | None = None
     version: int | None = None
@@ -61,7 +61,7 @@ class _Body(msgspec.Struct):
     ruleSet: Any = None  # noqa: N815
 
 
-# What is asked.
+# Requests
 
 
 def _query(request: Request) -> Query:
@@ -96,10 +96,10 @@ def _id(request: Request) -> int:
 
 
 async def _json(request: Request) -> dict[str, Any]:
-    """Whatever it is called: clients have several names for it."""
+    """The JSON object in the body, with any content type: clients send several."""
     value = strict_json.loads(await read_body(request, request.state.share, BODY_BYTES_MAX, BODY_BYTES_MAX))
     if type(value) is not dict:
-        raise MalformedJson("the body is a JSON object")
+        raise MalformedJson("the request body must be a JSON object")
     return value
 
 
@@ -117,8 +117,8 @@ def _content(body: _Body) -> Content:
     return Content(body.schemaType or AVRO, body.schema or "", body.references or (), metadata, rules)
 
 
-def _said(content: Any, status: int = 200) -> Response:
-    return Answer(msgspec.json.encode(content), status, media_type=MEDIA)
+def _response(content: Any, status: int = 200) -> Response:
+    return ChunkedResponse(msgspec.json.encode(content), status, media_type=MEDIA)
 
 
 def _page(query: Query, found: Sequence[Any], most: int | None = None) -> Sequence[Any]:
@@ -134,34 +134,34 @@ async def _rendered(site: HttpContext, query: Query, content: Content) -> dict[s
     return shape
 
 
-# Schemas by id.
+# Schemas by id
 
 
 async def types(site: HttpContext, request: Request) -> Response:
-    return _said(list(KINDS))
+    return _response(list(KINDS))
 
 
 async def by_id(site: HttpContext, request: Request) -> Response:
     known, query = await site.broker.schemas.current(), _query(request)
     shape = await _rendered(site, query, known.content(_id(request)))
-    return _said({**shape, "maxId": known.last_id} if _is(query, "fetchMaxId") else shape)
+    return _response({**shape, "maxId": known.last_id} if _is(query, "fetchMaxId") else shape)
 
 
 async def text_by_id(site: HttpContext, request: Request) -> Response:
     known, query = await site.broker.schemas.current(), _query(request)
     shape = await _rendered(site, query, known.content(_id(request)))
-    return Answer(shape["schema"].encode(), 200, media_type=MEDIA)
+    return ChunkedResponse(shape["schema"].encode(), 200, media_type=MEDIA)
 
 
 async def uses(site: HttpContext, request: Request) -> Response:
-    """Subjects, or subjects and versions, that have an id."""
+    """Subjects, or subjects and versions, that use a schema id."""
     known, query = await site.broker.schemas.current(), _query(request)
     number = _id(request)
     known.content(number)
     found = [one for one in known.uses(number) if _is(query, "deleted") or not one.deleted]
     if request.scope["path"].endswith("/subjects"):
-        return _said(_page(query, sorted({one.subject for one in found})))
-    return _said(_page(query, [{"subject": one.subject, "version": one.version} for one in sorted(found)]))
+        return _response(_page(query, sorted({one.subject for one in found})))
+    return _response(_page(query, [{"subject": one.subject, "version": one.version} for one in sorted(found)]))
 
 
 async def list_schemas(site: HttpContext, request: Request) -> Response:
@@ -174,11 +174,11 @@ async def list_schemas(site: HttpContext, request: Request) -> Response:
         found = [one for one in found if contract.has_rule_of(one.content.rules, rule_type)]
     listed = _page(query, found, LISTED_MAX)
     size = sum(len(part) for one in listed for part in (one.content.text, one.content.metadata, one.content.rules))
-    request.state.share.take(size)  # before they are in memory twice
-    return _said([one.shape() for one in listed])
+    request.state.share.take(size)  # before encoding doubles the memory
+    return _response([one.shape() for one in listed])
 
 
-# Subjects.
+# Subjects
 
 
 def _names(known: State, query: Query) -> list[str]:
@@ -191,18 +191,18 @@ def _names(known: State, query: Query) -> list[str]:
 
 async def list_subjects(site: HttpContext, request: Request) -> Response:
     known, query = await site.broker.schemas.current(), _query(request)
-    return _said(_page(query, _names(known, query)))
+    return _response(_page(query, _names(known, query)))
 
 
 async def look_up(site: HttpContext, request: Request) -> Response:
     query, body = _query(request), await _body(request)
     subject, wanted = _subject(request), {name: _is(query, name) for name in ("deleted", "normalize")}
     found = await site.broker.schemas.look_up(subject, _content(body), **wanted)
-    return _said(found.shape())
+    return _response(found.shape())
 
 
 async def latest_with_metadata(site: HttpContext, request: Request) -> Response:
-    """The newest version whose metadata has all these properties."""
+    """The latest version whose metadata has all the given properties."""
     known, query, subject = await site.broker.schemas.current(), _query(request), _subject(request)
     wanted = dict(zip(query.texts("key"), query.texts("value"), strict=False))
     versions = known.versions(subject, deleted=_is(query, "deleted"))
@@ -210,13 +210,13 @@ async def latest_with_metadata(site: HttpContext, request: Request) -> Response:
         raise refusals.subject_not_found(subject)
     for one in reversed(versions):
         if one.content.metadata and wanted.items() <= contract.properties(one.content.metadata).items():
-            return _said({**one.shape(), **await _rendered(site, query, one.content)})
+            return _response({**one.shape(), **await _rendered(site, query, one.content)})
     raise refusals.schema_not_found()
 
 
 async def delete_subject(site: HttpContext, request: Request) -> Response:
     permanent = _is(_query(request), "permanent")
-    return _said(await site.broker.schemas.delete_subject(_subject(request), permanent=permanent))
+    return _response(await site.broker.schemas.delete_subject(_subject(request), permanent=permanent))
 
 
 async def list_versions(site: HttpContext, request: Request) -> Response:
@@ -226,7 +226,7 @@ async def list_versions(site: HttpContext, request: Request) -> Response:
     if not found:
         raise refusals.subject_not_found(subject)
     numbers = [-one.version if one.deleted and as_negative else one.version for one in found if one.deleted or not only]
-    return _said(_page(query, numbers))
+    return _response(_page(query, numbers))
 
 
 async def register(site: HttpContext, request: Request) -> Response:
@@ -243,41 +243,41 @@ async def register(site: HttpContext, request: Request) -> Response:
         version=body.version if (body.version or 0) > 0 else None,
         normalize=_is(query, "normalize"),
     )
-    # Not its text: clients keep what they are answered, and Protobuf's want the form that they sent.
-    return _said({"id": made.id, "version": made.version})
+    # Without the schema: clients cache the response, and Protobuf clients need the form that they sent.
+    return _response({"id": made.id, "version": made.version})
 
 
 async def get_version(site: HttpContext, request: Request) -> Response:
     known, query, subject = await site.broker.schemas.current(), _query(request), _subject(request)
     found = known.version(subject, _version(request), deleted=_is(query, "deleted"))
-    return _said({**found.shape(), **await _rendered(site, query, found.content)})
+    return _response({**found.shape(), **await _rendered(site, query, found.content)})
 
 
 async def get_text(site: HttpContext, request: Request) -> Response:
     known, query, subject = await site.broker.schemas.current(), _query(request), _subject(request)
     found = known.version(subject, _version(request), deleted=_is(query, "deleted"))
     shape = await _rendered(site, query, found.content)
-    return Answer(shape["schema"].encode(), 200, media_type=MEDIA)
+    return ChunkedResponse(shape["schema"].encode(), 200, media_type=MEDIA)
 
 
 async def referred_by(site: HttpContext, request: Request) -> Response:
     known, query, subject = await site.broker.schemas.current(), _query(request), _subject(request)
     one = known.version(subject, _version(request), deleted=True)
     users = known.referred_by(subject, one.version, deleted=_is(query, "deleted"))
-    return _said(_page(query, sorted({user.id for user in users})))
+    return _response(_page(query, sorted({user.id for user in users})))
 
 
 async def delete_version(site: HttpContext, request: Request) -> Response:
     permanent = _is(_query(request), "permanent")
     subject, number = _subject(request), _version(request)
-    return _said(await site.broker.schemas.delete_version(subject, number, permanent=permanent))
+    return _response(await site.broker.schemas.delete_version(subject, number, permanent=permanent))
 
 
-# Compatibility.
+# Compatibility
 
 
 async def compare(site: HttpContext, request: Request) -> Response:
-    """With one version, or with those that the subject's level asks for."""
+    """Checks against one version, or against those that the subject's compatibility level requires."""
     query, subject, body = _query(request), _subject(request), await _body(request)
     number = _version(request) if "version" in request.path_params else None
     normalize, verbose = _is(query, "normalize"), _is(query, "verbose")
@@ -288,28 +288,28 @@ async def compare(site: HttpContext, request: Request) -> Response:
             raise
         found = [str(error)]
     shape: dict[str, Any] = {"is_compatible": not found}
-    return _said({**shape, "messages": found} if verbose else shape)
+    return _response({**shape, "messages": found} if verbose else shape)
 
 
 async def get_config(site: HttpContext, request: Request) -> Response:
     known, query = await site.broker.schemas.current(), _query(request)
     if "subject" not in request.path_params:
-        return _said(known.config())
+        return _response(known.config())
     subject = _subject(request)
     config = known.config(subject) if _is(query, "defaultToGlobal") else known.own_config(subject)
     if config is None:
         raise refusals.no_level(subject)
-    return _said(config)
+    return _response(config)
 
 
 async def put_config(site: HttpContext, request: Request) -> Response:
-    """Only what is said there changes; null takes it back."""
+    """Changes only the given fields; null restores the default."""
     _query(request)
     subject = _subject(request) if "subject" in request.path_params else None
     config = await site.broker.schemas.set_config(subject, _changes(await _json(request)))
     if LEVEL in config:
         config = {"compatibility": config.pop(LEVEL), **config}
-    return _said(config)
+    return _response(config)
 
 
 def _changes(asked: dict[str, Any]) -> Config:
@@ -321,43 +321,43 @@ def _changes(asked: dict[str, Any]) -> Config:
         changes[LEVEL] = level and level.upper()
     if NORMALIZE in asked:
         if not isinstance(asked[NORMALIZE], bool | None):
-            raise RegistryError(422, "normalize is true or false")
+            raise RegistryError(422, "normalize must be true or false")
         changes[NORMALIZE] = asked[NORMALIZE]
     if GROUP in asked:
         if not isinstance(asked[GROUP], str | None):
-            raise RegistryError(422, f"{GROUP} is the name of a property")
+            raise RegistryError(422, f"{GROUP} must be the name of a property")
         changes[GROUP] = asked[GROUP]
     for name in CONTRACTS:
         if name in asked:
             text = contract.metadata_text if name.endswith("Metadata") else contract.rules_text
             changes[name] = None if asked[name] is None else msgspec.json.decode(text(asked[name]))
-    for name in NOT_DONE:
+    for name in UNSUPPORTED:
         if asked.get(name):
-            raise RegistryError(422, f"this registry has no {name}")
-    if not changes and asked.keys().isdisjoint(NOT_DONE):
-        raise refusals.invalid_level()  # a typing error is not silent
+            raise RegistryError(422, f"{name} is not supported")
+    if not changes and asked.keys().isdisjoint(UNSUPPORTED):
+        raise refusals.invalid_level()  # so that a typo is noticed
     return changes
 
 
 async def delete_config(site: HttpContext, request: Request) -> Response:
-    """What it was."""
+    """Returns the previous value."""
     _query(request)
     subject = _subject(request) if "subject" in request.path_params else None
-    return _said(await site.broker.schemas.delete_config(subject))
+    return _response(await site.broker.schemas.delete_config(subject))
 
 
-# Modes.
+# Modes
 
 
 async def get_mode(site: HttpContext, request: Request) -> Response:
     known, query = await site.broker.schemas.current(), _query(request)
     if "subject" not in request.path_params:
-        return _said({"mode": known.mode()})
+        return _response({"mode": known.mode()})
     subject = _subject(request)
     mode = known.own_mode(subject) or (known.mode(subject) if _is(query, "defaultToGlobal") else None)
     if mode is None:
         raise refusals.no_mode(subject)
-    return _said({"mode": mode})
+    return _response({"mode": mode})
 
 
 async def put_mode(site: HttpContext, request: Request) -> Response:
@@ -367,33 +367,33 @@ async def put_mode(site: HttpContext, request: Request) -> Response:
     if not isinstance(mode, str) or mode.upper() not in MODES:
         raise refusals.invalid_mode()
     await site.broker.schemas.set_mode(subject, mode.upper(), force=_is(query, "force"))
-    return _said({"mode": mode.upper()})
+    return _response({"mode": mode.upper()})
 
 
 async def delete_mode(site: HttpContext, request: Request) -> Response:
-    """What it was."""
+    """Returns the previous value."""
     _query(request)
     subject = _subject(request) if "subject" in request.path_params else None
-    return _said({"mode": await site.broker.schemas.delete_mode(subject)})
+    return _response({"mode": await site.broker.schemas.delete_mode(subject)})
 
 
-# The rest.
+# Everything else
 
 
 async def root(site: HttpContext, request: Request) -> Response:
-    return _said({})
+    return _response({})
 
 
 async def contexts(site: HttpContext, request: Request) -> Response:
-    return _said(["."])
+    return _response(["."])
 
 
 async def cluster(site: HttpContext, request: Request) -> Response:
-    return _said({"id": "headrace", "scope": {"path": [], "clusters": {}}})
+    return _response({"id": "headrace", "scope": {"path": [], "clusters": {}}})
 
 
 async def version(site: HttpContext, request: Request) -> Response:
-    return _said({"version": __version__, "commitId": ""})
+    return _response({"version": __version__, "commitId": ""})
 
 
 def reads(caller: Caller, request: Request) -> None:
@@ -443,7 +443,7 @@ ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
 
 
 class Registry:
-    """An ASGI application for everything under /registry."""
+    """ASGI application for all paths under /registry."""
 
     def __init__(self, site: HttpContext) -> None:
         self._site = site
@@ -453,26 +453,26 @@ class Registry:
         scope["path"] = scope["path"].rstrip("/")
         try:
             await self._router(scope, receive, send)
-        except Gone:
+        except ClientDisconnected:
             raise
-        except Exception as error:  # noqa: BLE001 - the outermost loop of this interface
+        except Exception as error:  # noqa: BLE001 - the outermost handler of this API
             damage = self._site.broker.schemas.damage
             is_missing = isinstance(error, RegistryError) and error.code // 100 == 404
-            # Who is told that there is no such schema gives the message up; it may be behind the damage.
-            await _refusal(damage if damage is not None and is_missing else error)(scope, receive, send)
+            # A client that gets 404 gives the message up, but the schema may be in the damaged part of the log.
+            await _error_response(damage if damage is not None and is_missing else error)(scope, receive, send)
 
 
-def _refusal(error: Exception) -> Response:
-    """A code and a sentence: the status, or the status and two digits."""
+def _error_response(error: Exception) -> Response:
+    """Confluent's error format: the code is the status, or the status and two more digits."""
     if isinstance(error, HTTPException):
-        return _said({"error_code": error.status_code, "message": f"HTTP {error.status_code}"}, error.status_code)
+        return _response({"error_code": error.status_code, "message": f"HTTP {error.status_code}"}, error.status_code)
     if isinstance(error, RegistryError):
-        return _said({"error_code": error.code, "message": str(error)}, error.status)
+        return _response({"error_code": error.code, "message": str(error)}, error.status)
     for kind, status, _ in PROBLEMS:
         if isinstance(error, kind):
             status = 422 if isinstance(error, InvalidInput) and status == 400 else status
-            refused = _said({"error_code": status, "message": str(error)}, status)
+            refused = _response({"error_code": status, "message": str(error)}, status)
             refused.headers.update(headers_of(error, status))
             return refused
-    logger.error("a request to the schema registry failed in a way nobody foresaw", exc_info=error)
-    return _said({"error_code": 50001, "message": "an error inside the broker; its log says more"}, 500)
+    logger.error("unexpected error while handling a request to the schema registry", exc_info=error)
+    return _response({"error_code": 50001, "message": "internal error; the broker's log has the details"}, 500)

@@ -1,4 +1,4 @@
-"""The HTTP listener as an ASGI application: the routes, and what holds for all of them."""
+"""The HTTP listener as an ASGI application: routes of the native API, and checks that apply to all requests."""
 
 import asyncio
 from collections.abc import MutableMapping
@@ -45,8 +45,8 @@ from headrace.listeners.http.server.authorization import (
     writes,
 )
 from headrace.listeners.http.server.context import HttpContext
-from headrace.listeners.http.server.problems import answer_for, problem
-from headrace.listeners.http.server.requests import Gone
+from headrace.listeners.http.server.problems import error_response, problem
+from headrace.listeners.http.server.requests import ClientDisconnected
 from headrace.listeners.http.ui import files
 
 ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
@@ -104,12 +104,12 @@ PAGES: tuple[tuple[str, Handler], ...] = (
 )
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 SAME_ORIGIN = b"same-origin"
-OUR_SITE = frozenset({None, b"none", SAME_ORIGIN})
-CROSS_ORIGIN = "this request comes from a page of another site"
+SAME_SITE = frozenset({None, b"none", SAME_ORIGIN})
+CROSS_ORIGIN = "requests from pages of other origins are refused"
 
 
 class App:
-    """Answers every request, whatever happens inside: a bug of ours is a 500 that says nothing more."""
+    """Dispatches every request to its API, and turns every exception into a response."""
 
     def __init__(self, site: HttpContext) -> None:
         self._site = site
@@ -119,12 +119,12 @@ class App:
         self._pages = router(site, (("GET", path, handler, public) for path, handler in PAGES))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Routes are matched before %2F and the like are decoded: they are part of a name, not borders.
+        # Match routes before decoding: an encoded slash (%2F) is part of a name, not a separator.
         scope["path"] = scope["raw_path"].decode("ascii")
-        scope["app"] = self  # the router then raises for 404 and 405 instead of answering in plain text
+        scope["app"] = self  # makes the router raise for 404 and 405 instead of responding in plain text
         started = False
 
-        async def counted(message: MutableMapping[str, Any]) -> None:
+        async def count_and_send(message: MutableMapping[str, Any]) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
@@ -137,37 +137,40 @@ class App:
             try:
                 _refuse_other_origins(scope)
                 if scope["path"] == "/" or scope["path"].startswith("/ui/") or scope["path"] == "/favicon.ico":
-                    await self._pages(scope, receive, counted)
+                    await self._pages(scope, receive, count_and_send)
                 elif scope["path"].startswith("/api/") or scope["path"] == "/api":
-                    await self._api(scope, receive, counted)
+                    await self._api(scope, receive, count_and_send)
                 elif scope["path"].startswith(f"{REGISTRY}/") or scope["path"] == REGISTRY:
-                    await self._registry(scope, receive, counted)
+                    await self._registry(scope, receive, count_and_send)
                 else:
-                    await self._router(scope, receive, counted)
-            except (Gone, asyncio.CancelledError):
-                # Nobody is left to answer: the client hung up, or the connection gave up on it. Whoever
-                # cancels has said so to the connection, and the server would take it for a crash of ours.
+                    await self._router(scope, receive, count_and_send)
+            except (ClientDisconnected, asyncio.CancelledError):
+                # The client disconnected, or the connection cancelled the request and has responded itself.
+                # Raising would make uvicorn log a crash.
                 return
-            except Exception as error:  # noqa: BLE001 - the outermost loop of the listener
-                answer = _answer_for(error, scope)
+            except Exception as error:  # noqa: BLE001 - the outermost handler of the listener
+                response = _error_response(error, scope)
                 if not started:
-                    await answer(scope, receive, counted)
+                    await response(scope, receive, count_and_send)
 
 
-def _answer_for(error: Exception, scope: Scope) -> Response:
+def _error_response(error: Exception, scope: Scope) -> Response:
     if isinstance(error, HTTPException):
         if error.status_code == 405:
             headers = dict(error.headers or {})
-            detail = f"{scope['method']} is not for this address; there is {headers.get('Allow', '')}"
+            detail = f"{scope['method']} is not supported for this path; allowed: {headers.get('Allow', '')}"
             return problem(405, "method_not_allowed", detail, headers)
-        return answer_for(NotFound("there is nothing at this address; /openapi.json lists what there is"))
-    return answer_for(error)
+        return error_response(NotFound("unknown path; see /openapi.json for all paths"))
+    return error_response(error)
 
 
 def _refuse_other_origins(scope: Scope) -> None:
-    """A page of another site may not act with the reach of whoever is looking at it: browsers say where a
-    request comes from, and only they do. An image has no origin, but a site; a link may be followed. What the browser
-    calls the same origin is, whatever a proxy has made of the Host since; without TLS some do not say."""
+    """Refuses cross-site requests: a page of another site must not act with the permissions of its visitor.
+
+    Only browsers send these headers. Images have no Origin but a Sec-Fetch-Site; following a link is allowed. A request
+    that the browser calls same-origin is trusted even if a proxy has changed the Host. Without TLS some browsers do not
+    send Sec-Fetch-Site, so Origin is compared with Host.
+    """
     origin = host = site = None
     mode = b""
     for name, value in scope["headers"]:
@@ -179,7 +182,7 @@ def _refuse_other_origins(scope: Scope) -> None:
             site = value
         elif name == b"sec-fetch-mode":
             mode = value
-    if site not in OUR_SITE and mode != b"navigate":
+    if site not in SAME_SITE and mode != b"navigate":
         raise CrossOrigin(CROSS_ORIGIN)
     if site == SAME_ORIGIN:
         return

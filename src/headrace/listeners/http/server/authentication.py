@@ -1,8 +1,8 @@
-"""Who is asking: the one place where this listener decides it.
+"""Authentication of HTTP requests.
 
-As long as guest with the password that everybody knows is the only user, the routes outside /api ask nobody, and only
-refuse what a page of another site may have sent. From then on every request says who sends it, by Basic credentials. A
-request from this machine without any is guest, as long as guest has its first password. See docs/security.md.
+While guest with its default password is the only user, routes outside /api need no credentials and only refuse requests
+that a page of another site may have sent. Otherwise every request needs Basic credentials; local requests without any
+are guest's, as long as guest has its default password. See docs/security.md.
 """
 
 import base64
@@ -23,39 +23,40 @@ from headrace.listeners.common.addresses import parse, source_of
 
 logger = logging.getLogger("headrace.http")
 
-# RabbitMQ's tags, and who else has what each of them gives.
+# RabbitMQ's user tags; each set contains all tags that grant the same access.
 ADMINISTRATOR = frozenset({"administrator"})
 MONITORING = ADMINISTRATOR | {"monitoring"}
 POLICYMAKER = ADMINISTRATOR | {"policymaker"}
 MANAGEMENT = MONITORING | POLICYMAKER | {"management"}
 
-KNOWN_MAX = 1_024  # credentials that are remembered as good
-FAILURES_FREE = 5  # wrong credentials from one source before it has to wait
+KNOWN_MAX = 1_024  # verified credentials that are cached
+FAILURES_FREE = 5  # failed logins of a source before it has to wait
 WAIT_S_MIN, WAIT_S_MAX = 1.0, 60.0
 FORGET_S = 900.0
 SOURCES_MAX = 10_000
 NAME_CHARACTERS_SHOWN = 80
-OURS_ALONE = (".localhost", ".test", ".internal", ".localdomain")
-STRANGE_NAME = (
-    "any site may have its name lead to this machine: say localhost or an address, or make users, who come by any name"
+PRIVATE_SUFFIXES = (".localhost", ".test", ".internal", ".localdomain")
+FOREIGN_HOST = (
+    "the Host header is a public name, which a malicious site could resolve to this machine: use localhost or an IP "
+    "address, or create users, which may use any name"
 )
 FORWARDED = frozenset({b"x-forwarded-for", b"forwarded", b"x-real-ip"})
 
 
 class NotAuthorised(HeadraceError):
-    """Nobody we know."""
+    """The credentials are missing or wrong."""
 
 
 class Forbidden(HeadraceError):
-    """Somebody we know, who may not do this."""
+    """The user is known but lacks the permission."""
 
 
 class TooManyFailures(Overloaded):
-    """The source has given wrong credentials too often; what it gives now is not looked at."""
+    """Too many failed logins from this source: its credentials are not checked for a while."""
 
 
 class Caller:
-    """Whoever asks, with the tags and rights of now: a change of either makes new ones."""
+    """The user of a request, with current tags and permissions; replaced when either changes."""
 
     __slots__ = ("_users", "name", "user")
 
@@ -66,14 +67,14 @@ class Caller:
         """Forbidden for a vhost that the user has no permissions in."""
         rights = self._users.rights(self.name, vhost)
         if rights is None:
-            raise self._forbidden(f"user {self.name!r} has no access to the virtual host {vhost!r}")
+            raise self._forbidden(f"user {self.name!r} has no access to virtual host {vhost!r}")
         return rights
 
     def is_one_of(self, tags: frozenset[str]) -> bool:
         return not tags.isdisjoint(self.user.tags)
 
     def sees(self, vhost: str) -> bool:
-        """Whether what there is in the vhost may be shown. Monitors see everything."""
+        """Whether the caller may see the virtual host; users with the tag monitoring see all."""
         return self.is_one_of(MONITORING) or self._users.rights(self.name, vhost) is not None
 
     def must_see(self, vhost: str) -> None:
@@ -83,7 +84,7 @@ class Caller:
     def must_be(self, tags: frozenset[str]) -> None:
         if not self.is_one_of(tags):
             wanted = " or ".join(sorted(tags))
-            raise self._forbidden(f"this is for users with the tag {wanted}; {self.name!r} has none of them")
+            raise self._forbidden(f"this requires the tag {wanted}, which user {self.name!r} does not have")
 
     def configure(self, name: str, vhost: str = DEFAULT) -> None:
         if not self.rights_in(vhost).may_configure(name):
@@ -98,38 +99,38 @@ class Caller:
             raise self._refused("read", name, vhost)
 
     def write_something(self) -> None:
-        """For what changes nothing but is told by those who write."""
+        """For requests of writers that change no topic: any write permission is enough."""
         if not self.rights_in(DEFAULT).may_write_something:
-            raise self._forbidden(f"user {self.name!r} has no right to write in the virtual host {DEFAULT!r}")
+            raise self._forbidden(f"user {self.name!r} has no write permission in virtual host {DEFAULT!r}")
 
     def claim_writer(self, owner: str) -> str:
-        """Whose a writer of the ledger is from now on, if it was this user's or nobody's so far. Forbidden for what is
-        another's: batches that somebody else counts on would be taken for repeats, and lost. Administrators may, and
-        it stays whose it was."""
+        """The new owner of a writer in the sink ledger: this user, if it has no other owner. Forbidden for a writer of
+        another user, whose later batches would be taken for duplicates and lost. Administrators may commit for any
+        writer; the owner stays."""
         if owner in ("", self.name) or not self._users.has(owner):
             return self.name
         if not self.is_one_of(ADMINISTRATOR):
-            raise self._forbidden(f"user {self.name!r} may not commit for a writer of the user {owner!r}")
+            raise self._forbidden(f"user {self.name!r} may not commit for a writer of user {owner!r}")
         return owner
 
     def write_key(self, exchange: str, routing_key: str, vhost: str) -> None:
         if not self.rights_in(vhost).may_write_topic(exchange, routing_key):
-            raise self._refused("write", f"{exchange} with the routing key {routing_key}", vhost)
+            raise self._refused("write", f"{exchange} with routing key {routing_key}", vhost)
 
     def read_key(self, exchange: str, routing_key: str, vhost: str) -> None:
         if not self.rights_in(vhost).may_read_topic(exchange, routing_key):
-            raise self._refused("read", f"{exchange} with the routing key {routing_key}", vhost)
+            raise self._refused("read", f"{exchange} with routing key {routing_key}", vhost)
 
     def _refused(self, right: str, name: str, vhost: str) -> Forbidden:
-        return self._forbidden(f"user {self.name!r} has no right to {right} {name!r} in the virtual host {vhost!r}")
+        return self._forbidden(f"user {self.name!r} has no {right} permission for {name!r} in virtual host {vhost!r}")
 
     def _forbidden(self, sentence: str) -> Forbidden:
-        logger.warning("refused over HTTP: %s", sentence)
+        logger.warning("HTTP request refused: %s", sentence)
         return Forbidden(sentence)
 
 
 class AnyUser(Caller):
-    """Whoever comes while the listener is open: nobody was asked, so nothing is refused."""
+    """The caller while authentication is off: everything is allowed."""
 
     __slots__ = ()
 
@@ -157,7 +158,7 @@ class AnyUser(Caller):
 
 
 class HttpGate:
-    """Knows callers by what they send. Credentials that were good are not checked again until users change."""
+    """Authenticates requests. Verified credentials are cached until users change."""
 
     def __init__(self, users: Users, monotonic: Callable[[], float]) -> None:
         self._users = users
@@ -165,7 +166,7 @@ class HttpGate:
         self._known: dict[bytes, Caller] = {}
         self._guest: Caller | None = None
         self._version = -1
-        self.anybody = AnyUser(users, User(name=GUEST))
+        self.any_user = AnyUser(users, User(name=GUEST))
 
     @property
     def is_open(self) -> bool:
@@ -173,53 +174,53 @@ class HttpGate:
 
     @property
     def version(self) -> int:
-        """Whoever was let in by another one asks again."""
+        """Changes with users and permissions; long responses then check their permission again."""
         return self._users.version
 
     def guest(self) -> Caller | None:
-        """Whom a request without credentials is from, on this machine."""
+        """The caller of a local request without credentials, if guest has its default password."""
         if self._version != self._users.version:
             self._version = self._users.version
             self._known.clear()
             self._guest = Caller(self._users, self._users.user(GUEST)) if self._users.guest_is_default else None
         return self._guest
 
-    def whoever(self, scope: Scope) -> Caller:
-        """While the listener is open. Forbidden for what may come from a page that took us for a part of its own
-        site."""
-        client, asked_for = scope.get("client"), b""
+    def anonymous(self, scope: Scope) -> Caller:
+        """The caller while authentication is off. Forbidden if a page of another site may have sent the request by DNS
+        rebinding."""
+        client, host_header = scope.get("client"), b""
         for name, value in scope["headers"]:
             if name == b"host":
-                asked_for = value
-        if is_loopback(client[0] if client else None) and not could_be_this_machine(asked_for):
-            logger.warning("refused over HTTP: somebody called us %r", asked_for[:NAME_CHARACTERS_SHOWN])
-            raise Forbidden(STRANGE_NAME)
-        return self.anybody
+                host_header = value
+        if is_loopback(client[0] if client else None) and not is_local_name(host_header):
+            logger.warning("HTTP request refused: the Host header is %r", host_header[:NAME_CHARACTERS_SHOWN])
+            raise Forbidden(FOREIGN_HOST)
+        return self.any_user
 
     def caller(self, scope: Scope) -> Caller:
-        """NotAuthorised for a stranger, TooManyFailures for one who has guessed too often."""
+        """NotAuthorised without valid credentials, TooManyFailures after too many failed logins."""
         guest = self.guest()
-        given, asked_for, forwarded = None, b"", {}
+        given, host_header, forwarded = None, b"", {}
         for name, value in scope["headers"]:
             if name == b"authorization":
                 given = value
             elif name == b"host":
-                asked_for = value
+                host_header = value
             elif name in FORWARDED:
                 forwarded[name] = value
         client = scope.get("client")
         host = client[0] if client else None
-        # Behind a proxy on this machine everybody seems to be here: who was passed on is not.
+        # Behind a local proxy all requests seem local; those with forwarding headers are not.
         local = not forwarded and is_loopback(host)
-        # The password that everybody knows is known to pages of other sites, too.
-        could_be_guest = guest is not None and local and could_be_this_machine(asked_for)
+        # Pages of other sites know the default password, too.
+        could_be_guest = guest is not None and local and is_local_name(host_header)
         if given is None:
             if guest is None or not could_be_guest:
                 raise NotAuthorised("Login failed")
             return guest
         found = self._known.get(given)
         if found is None:
-            # A proxy here says last whom it passes on: one who guesses must not keep out all the others behind it.
+            # Behind a local proxy, count failures by forwarded address: one attacker must not lock out all clients.
             source = address_passed_on(forwarded) if is_loopback(host) else None
             found = self._log_in(given, source_of(source or host))
         if found.user.is_loopback_only and not (local if guest is None else could_be_guest):
@@ -232,7 +233,7 @@ class HttpGate:
         user = self._users.authenticate(name, password)
         if user is None:
             self._failures.count(source)
-            logger.warning("login over HTTP refused for %r from %s", name[:NAME_CHARACTERS_SHOWN], source)
+            logger.warning("HTTP login failed for user %r from %s", name[:NAME_CHARACTERS_SHOWN], source)
             raise NotAuthorised("Login failed")
         if len(self._known) >= KNOWN_MAX:
             self._known.clear()
@@ -241,12 +242,12 @@ class HttpGate:
 
 
 def credentials_of(given: bytes) -> tuple[str, str]:
-    """Name and password of a Basic header; what is none has neither, and nobody is called that."""
+    """User name and password of a Basic header; empty strings, which match no user, if it is malformed."""
     scheme, _, encoded = given.partition(b" ")
     if scheme.lower() == b"basic":
         try:
             name, _, password = base64.b64decode(encoded.strip(), validate=True).partition(b":")
-            # A password is the bytes it comes in, as at the AMQP listener; escapes keep those that are no UTF-8.
+            # A password is bytes, as in AMQP: surrogate escapes keep those that are not UTF-8.
             return name.decode("utf-8", "replace"), password.decode("utf-8", "surrogateescape")
         except binascii.Error:
             pass
@@ -254,11 +255,11 @@ def credentials_of(given: bytes) -> tuple[str, str]:
 
 
 class Failures:
-    """Wrong credentials by where they came from. Guessing gets slower for whoever guesses, and for nobody else."""
+    """Failed logins by source. Each failure makes the source wait longer, and no other."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._sources: OrderedDict[str, tuple[int, float]] = OrderedDict()  # how often, and when last
+        self._sources: OrderedDict[str, tuple[int, float]] = OrderedDict()  # count and time of the last
 
     def check(self, source: str) -> None:
         count, last = self._sources.get(source, (0, 0.0))
@@ -278,7 +279,7 @@ class Failures:
 
 
 def address_passed_on(forwarded: Mapping[bytes, bytes]) -> str | None:
-    """The last of X-Forwarded-For, or else X-Real-IP: a proxy adds to the one, and may let through the other."""
+    """Last address of X-Forwarded-For, or else X-Real-IP: a proxy appends to the first but may pass on the second."""
     value = forwarded.get(b"x-forwarded-for") or forwarded.get(b"x-real-ip") or b""
     last = value.decode("latin-1").rpartition(",")[2].strip()
     return last if parse(last) is not None else None
@@ -293,15 +294,15 @@ def is_loopback(host: str | None) -> bool:
 
 
 @lru_cache(maxsize=1_024)
-def could_be_this_machine(asked_for: bytes) -> bool:
-    """Whether a Host header might be how somebody here speaks of this machine.
+def is_local_name(host_header: bytes) -> bool:
+    """Whether the Host header can only mean this machine or one in its network.
 
-    A page of another site may have its own name resolve to this machine, and the browser then takes us for a part
-    of that site. Nobody else can own an address, a name without a dot, one of these endings, or the machine's own name.
+    A malicious site can resolve its own name to this machine (DNS rebinding), and the browser then treats the broker as
+    part of that site. It cannot own an IP address, a name without a dot, a private suffix, or this machine's name.
     """
-    host = asked_for.decode("latin-1").lower()
+    host = host_header.decode("latin-1").lower()
     name = host.partition("]")[0].strip("[") if host.startswith("[") else host.partition(":")[0]
     if parse(name) is not None:
         return True
     name = name.rstrip(".")
-    return "." not in name or name.endswith(OURS_ALONE) or name == platform.node().lower()
+    return "." not in name or name.endswith(PRIVATE_SUFFIXES) or name == platform.node().lower()

@@ -1,4 +1,4 @@
-"""What a route asks of whoever calls it. Every route names its need; there is no route without one."""
+"""Authorization: every route declares the permission it needs, and `dispatch` checks it before the handler runs."""
 
 import functools
 from collections.abc import Awaitable, Callable, Iterable
@@ -9,30 +9,30 @@ from starlette.routing import Route, Router
 
 from headrace.broker.vhosts.vhosts import DEFAULT
 from headrace.listeners.http.server.authentication import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER, Caller
-from headrace.listeners.http.server.context import PIECE_BYTES, Answer, HttpContext, Pieces
+from headrace.listeners.http.server.context import CHUNK_BYTES, ChunkedResponse, HttpContext, PiecewiseResponse
 from headrace.listeners.http.server.memory_budget import BudgetShare
 from headrace.listeners.http.server.requests import path_name
 
 Need = Callable[[Caller, Request], None]
 Handler = Callable[[HttpContext, Request], Awaitable[Response]]
 Handlers = dict[str, tuple[Handler, Need]]
-LOOKING = frozenset({"GET", "HEAD"})
-COUNTED_BYTES_MIN = PIECE_BYTES
+READ_METHODS = frozenset({"GET", "HEAD"})
+BUDGETED_BYTES_MIN = CHUNK_BYTES
 
 
 def public(caller: Caller, request: Request) -> None:
-    """Nobody is asked, not even for a name."""
+    """No authentication."""
 
 
 def known(caller: Caller, request: Request) -> None:
-    """A user, whoever it is."""
+    """Any authenticated user."""
 
 
-# Our own routes: topics are in the default virtual host, and what may be done to them is a matter of their names.
+# Native API: topics are in the default virtual host, with permissions by name.
 
 
 def enters(caller: Caller, request: Request) -> None:
-    if request.method in LOOKING:
+    if request.method in READ_METHODS:
         caller.must_see(DEFAULT)
     else:
         caller.rights_in(DEFAULT)
@@ -51,7 +51,7 @@ def reads(parameter: str) -> Need:
 
 
 def rewrites(parameter: str) -> Need:
-    """Other messages in the place of those that are there."""
+    """Replacing stored messages needs both permissions."""
 
     def need(caller: Caller, request: Request) -> None:
         caller.configure(path_name(request, parameter))
@@ -61,7 +61,7 @@ def rewrites(parameter: str) -> Need:
 
 
 def stages(caller: Caller, request: Request) -> None:
-    """What is uploaded takes room on the disk, and is of use only to who may write."""
+    """Uploads take disk space, and only users who may write can commit them."""
     caller.write_something()
 
 
@@ -70,11 +70,11 @@ def monitors(caller: Caller, request: Request) -> None:
 
 
 def follows(caller: Caller, request: Request) -> None:
-    """A standby is given all there is, queues and password hashes, too: asked also while guest is the only user."""
+    """A standby receives everything, including password hashes, so this needs authentication even while it is off."""
     caller.must_be(ADMINISTRATOR)
 
 
-# The management API: tags say which pages, permissions what may be done in a virtual host.
+# Management API: tags grant access to endpoints, permissions to the contents of a virtual host.
 
 
 def _tagged(tags: frozenset[str]) -> Need:
@@ -83,7 +83,7 @@ def _tagged(tags: frozenset[str]) -> Need:
         if "vhost" not in request.path_params:
             return
         vhost = path_name(request, "vhost")
-        if request.method in LOOKING:
+        if request.method in READ_METHODS:
             caller.must_see(vhost)
         else:
             caller.rights_in(vhost)
@@ -95,13 +95,13 @@ management, monitoring, policymaker = map(_tagged, (MANAGEMENT, MONITORING, POLI
 
 
 def manages_topics(caller: Caller, request: Request) -> None:
-    """Readers of topics are in the default virtual host, whatever their address says."""
+    """Consumer groups and cursors belong to the default virtual host."""
     caller.must_be(MANAGEMENT)
     enters(caller, request)
 
 
 def administrator(caller: Caller, request: Request) -> None:
-    """May look after virtual hosts and users without a permission anywhere."""
+    """Administrators manage virtual hosts and users without permissions in any virtual host."""
     caller.must_be(ADMINISTRATOR)
 
 
@@ -117,53 +117,57 @@ configures_it, writes_it, reads_it = map(_in_vhost, (Caller.configure, Caller.wr
 
 
 def binds(caller: Caller, request: Request) -> None:
-    """Reading from the source, writing to the destination."""
+    """A binding needs read permission for its source and write permission for its destination."""
     management(caller, request)
     vhost = path_name(request, "vhost")
     caller.write(path_name(request, "destination"), vhost)
     caller.read(path_name(request, "source"), vhost)
 
 
-# Letting in.
+# Dispatch
 
 
 def router(
-    site: HttpContext, routes: Iterable[tuple[str, str, Handler, Need]], *, prefix: str = "", asks_always: bool = False
+    site: HttpContext,
+    routes: Iterable[tuple[str, str, Handler, Need]],
+    *,
+    prefix: str = "",
+    always_authenticate: bool = False,
 ) -> Router:
-    """By path and method. `asks_always`: also while guest is the only user."""
+    """A router by path and method. `always_authenticate`: needs authentication even while guest is the only user."""
     by_path: dict[str, Handlers] = {}
     for method, path, handler, need in routes:
         by_path.setdefault(prefix + path, {})[method] = (handler, need)
     made = [
-        Route(path, functools.partial(dispatch, site, handlers, asks_always), methods=list(handlers))
+        Route(path, functools.partial(dispatch, site, handlers, always_authenticate), methods=list(handlers))
         for path, handlers in by_path.items()
     ]
     return Router(made, redirect_slashes=False)
 
 
-async def dispatch(site: HttpContext, handlers: Handlers, asks_always: bool, request: Request) -> Response:
-    """To the handler of the method, if the caller has what its route needs."""
+async def dispatch(site: HttpContext, handlers: Handlers, always_authenticate: bool, request: Request) -> Response:
+    """Calls the handler of the method after checking the permission of its route."""
     handler, need = handlers["GET" if request.method == "HEAD" else request.method]
     state = request.scope["state"]
     if need is public:
-        state["caller"] = site.gate.anybody
-    elif site.gate.is_open and not asks_always and need is not follows:
-        state["caller"] = site.gate.whoever(request.scope)
+        state["caller"] = site.gate.any_user
+    elif site.gate.is_open and not always_authenticate and need is not follows:
+        state["caller"] = site.gate.anonymous(request.scope)
     else:
         state["caller"] = admit(site, need, request)
-    if request.method not in LOOKING:
+    if request.method not in READ_METHODS:
         return await handler(site, request)
-    state["still_allowed"] = functools.partial(_again, site, need, asks_always, request)  # only these wait or go on
+    state["still_allowed"] = functools.partial(_check_again, site, need, always_authenticate, request)
     response = await handler(site, request)
-    _count(response, state["share"])
+    _take_budget(response, state["share"])
     return response
 
 
-def _count(response: Response, share: BudgetShare) -> None:
-    """What waits to be read takes memory, too. Small answers are let go: a full house is no reason not to say so. Only
-    of those who look: what was done cannot be refused any more."""
-    size = response.size if isinstance(response, Answer | Pieces) else 0
-    if size > COUNTED_BYTES_MIN and size > share.held:
+def _take_budget(response: Response, share: BudgetShare) -> None:
+    """Takes memory budget for a large response. Small ones are free, so that errors can be sent under load, and only
+    responses to GET are counted: a change that is done can no longer be refused."""
+    size = response.size if isinstance(response, ChunkedResponse | PiecewiseResponse) else 0
+    if size > BUDGETED_BYTES_MIN and size > share.held:
         share.take(size - share.held)
 
 
@@ -173,29 +177,29 @@ def admit(site: HttpContext, need: Need, request: Request) -> Caller:
     return caller
 
 
-def _again(site: HttpContext, need: Need, asks_always: bool, request: Request) -> None:
-    """For answers that go on: the same question, to what users and rights are now."""
-    if asks_always or not site.gate.is_open:
+def _check_again(site: HttpContext, need: Need, always_authenticate: bool, request: Request) -> None:
+    """Checks the permission of a long response again, with the current users and permissions."""
+    if always_authenticate or not site.gate.is_open:
         request.scope["state"]["caller"] = admit(site, need, request)
 
 
 def keep_checking(site: HttpContext, need: Need, request: Request) -> None:
-    """For an answer to anything but GET that goes on, and so needs an Allowance."""
-    request.scope["state"]["still_allowed"] = functools.partial(_again, site, need, True, request)
+    """Lets a streaming response to another method than GET use an Allowance."""
+    request.scope["state"]["still_allowed"] = functools.partial(_check_again, site, need, True, request)
 
 
 class Allowance:
-    """Lets an answer wait or go on as long as its caller might ask for it now. Asks only when something changed."""
+    """Checks whether the caller of a long response still has its permission. Cheap unless users have changed."""
 
     def __init__(self, site: HttpContext, request: Request) -> None:
         self._gate = site.gate
-        self._ask: Callable[[], None] = request.state.still_allowed
+        self._check: Callable[[], None] = request.state.still_allowed
         self._version = self._gate.version
 
     def check(self) -> None:
-        """NotAuthorised or Forbidden, once it is over."""
+        """NotAuthorised or Forbidden after the permission was revoked."""
         if self._gate.version != self._version:
-            self._ask()
+            self._check()
             self._version = self._gate.version
 
 

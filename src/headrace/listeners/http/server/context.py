@@ -1,4 +1,4 @@
-"""What every handler of the HTTP listener needs, made once."""
+"""Shared by all handlers of the HTTP listener: broker, statistics, authentication and memory budget; and responses."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ from headrace.listeners.http.server.authentication import HttpGate
 from headrace.listeners.http.server.memory_budget import Budget
 from headrace.wire.http.bodies import JSON
 
-PIECE_BYTES = 256 * 1024
-# Bodies and answers in memory at once: two of the largest requests, or many of the usual ones.
+CHUNK_BYTES = 256 * 1024
+# Request and response bodies in memory: enough for two of the largest requests, or many usual ones.
 BUDGET_BYTES_MIN = 256 << 20
-BUDGET_SHARE = 4  # and never more than this part of the memory limit
+BUDGET_PART = 4  # at most one part in 4 of the memory limit
 
 
 class HttpContext:
@@ -30,41 +30,41 @@ class HttpContext:
         self.gate = HttpGate(broker.users, broker.clock.monotonic)
         self.rates = Rates()
         wanted = max(BUDGET_BYTES_MIN, 2 * self.config.request_bytes_max)
-        self.budget = Budget(min(wanted, broker.pressure.limits.memory_bytes // BUDGET_SHARE))
+        self.budget = Budget(min(wanted, broker.pressure.limits.memory_bytes // BUDGET_PART))
         self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.addresses: dict[str, list[str]] = {}  # of every listener, for people who ask for the status
+        self.addresses: dict[str, list[str]] = {}  # of every listener, for GET /status
 
     @property
     def listeners_with_tls(self) -> list[str]:
         return [listener for listener in self.addresses if self.config.has_tls(listener)]
 
     def stop(self) -> None:
-        """Ends long polls and event streams; other requests go on."""
+        """Ends long polls and event streams; other requests continue."""
         if not self.stopping.done():
             self.stopping.set_result(None)
 
 
-class Answer(Response):
-    """An answer that is written in pieces, each waiting until the client has taken what was there before."""
+class ChunkedResponse(Response):
+    """A response that is sent in chunks, each after the client has read most of the previous one."""
 
     @property
     def size(self) -> int:
         return len(self.body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if len(self.body) <= PIECE_BYTES:
+        if len(self.body) <= CHUNK_BYTES:
             await super().__call__(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         view = memoryview(self.body)
-        for at in range(0, len(view), PIECE_BYTES):
-            last = at + PIECE_BYTES >= len(view)
-            piece = bytes(view[at : at + PIECE_BYTES])
+        for at in range(0, len(view), CHUNK_BYTES):
+            last = at + CHUNK_BYTES >= len(view)
+            piece = bytes(view[at : at + CHUNK_BYTES])
             await send({"type": "http.response.body", "body": piece, "more_body": not last})
 
 
-class Pieces(Response):
-    """An answer that was made in pieces and is never put together: copying ten million bytes takes the loop's time."""
+class PiecewiseResponse(Response):
+    """A response made of pieces that are never joined: copying ten million bytes would block the event loop."""
 
     def __init__(self, pieces: Sequence[bytes], headers: Mapping[str, str], media_type: str) -> None:
         super().__init__(None, 200, headers, media_type)
@@ -79,11 +79,11 @@ class Pieces(Response):
         for piece in self._pieces if scope["method"] != "HEAD" else ():
             waiting.append(piece)
             size += len(piece)
-            if size >= PIECE_BYTES:
+            if size >= CHUNK_BYTES:
                 await send({"type": "http.response.body", "body": b"".join(waiting), "more_body": True})
                 waiting, size = [], 0
         await send({"type": "http.response.body", "body": b"".join(waiting), "more_body": False})
 
 
-def json_answer(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
-    return Answer(msgspec.json.encode(content), status, headers, media_type=JSON)
+def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> ChunkedResponse:
+    return ChunkedResponse(msgspec.json.encode(content), status, headers, media_type=JSON)

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.errors import HeadraceError
 from headrace.listeners.http.server.authorization import Allowance
 from headrace.listeners.http.server.context import HttpContext
-from headrace.listeners.http.server.requests import hung_up
+from headrace.listeners.http.server.requests import wait_for_disconnect
 from headrace.wire.http import bodies, events
 
 
@@ -38,7 +38,7 @@ class EventStreamResponse(Response):
             await send({"type": "http.response.body"})
             return
         self._send_message = send
-        self._gone = asyncio.ensure_future(hung_up(receive))
+        self._gone = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
             if self.starts_with_heartbeat:
                 await self.send(events.HEARTBEAT)

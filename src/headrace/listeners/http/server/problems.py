@@ -100,7 +100,7 @@ def problem(status: int, code: str, detail: str, headers: dict[str, str] | None 
     return Response(msgspec.json.encode(body), status, headers, media_type=PROBLEM)
 
 
-def answer_for(error: Exception) -> Response:
+def error_response(error: Exception) -> Response:
     for kind, status, code in PROBLEMS:
         if isinstance(error, kind):
             facts = {name: value for name in FACTS if (value := getattr(error, name, None)) is not None}

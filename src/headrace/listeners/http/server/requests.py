@@ -35,7 +35,7 @@ BODY_EXECUTOR = ThreadPoolExecutor(1, "http-body")
 THREAD_BYTES_MIN = 256 * 1024  # for smaller bodies, handing over to the thread costs more than the work
 
 
-class Gone(Exception):
+class ClientDisconnected(Exception):
     """The client disconnected, so no response is needed."""
 
 
@@ -145,7 +145,7 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
-            raise Gone
+            raise ClientDisconnected
         yield message.get("body", b"")
         if not message.get("more_body", False):
             return
@@ -212,7 +212,7 @@ async def in_thread(work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T
     return await asyncio.get_running_loop().run_in_executor(BODY_EXECUTOR, call)
 
 
-async def hung_up(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     """Returns when the client has disconnected or the response is complete."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,1 +1,1 @@
-"""The dashboard: plain files for a browser, and what keeps other people's scripts out of them."""
+"""The dashboard: static files that a browser runs. Everything it shows comes from the HTTP APIs."""

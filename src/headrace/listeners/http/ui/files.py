@@ -1,6 +1,6 @@
-"""Serves the dashboard's files. All of them are read once, when first asked for; nothing else can be asked for.
+"""Serves the dashboard's files. All are read at the first request; no other file can be requested.
 
-Two modules come from npm when Headrace is installed (`make install`). Without them there is a page that says so.
+Two modules are installed with npm (`make install`). Without them, a page says how to install them.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ TYPES = {
     ".svg": "image/svg+xml",
 }
 VENDOR = ("vendor/preact.js", "vendor/uplot.js", "vendor/uplot.css")
-# Scripts and styles only from here, and none inside a page: whatever a client names, it stays text.
+# Scripts and styles only from this origin and never inline: names chosen by clients cannot become code.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -30,7 +30,7 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "x-frame-options": "DENY",
-    "cache-control": "no-cache",  # asked again each time, answered with 304: an upgrade shows at once
+    "cache-control": "no-cache",  # revalidated each time (304), so that an upgrade shows at once
 }
 
 
@@ -68,7 +68,7 @@ class Files:
             name = "incomplete.html"
         found = self._files.get(name)
         if found is None:
-            raise NotFound("there is no such file of the dashboard")
+            raise NotFound("the dashboard has no such file")
         return found
 
     @property
@@ -79,7 +79,7 @@ class Files:
 FILES = Files()
 
 
-def _answer(request: Request, name: str) -> Response:
+def _response(request: Request, name: str) -> Response:
     file = FILES.get(name)
     headers = {**HEADERS, "etag": file.tag}
     if request.headers.get("if-none-match") == file.tag:
@@ -88,12 +88,12 @@ def _answer(request: Request, name: str) -> Response:
 
 
 async def index(site: HttpContext, request: Request) -> Response:
-    return _answer(request, "index.html")
+    return _response(request, "index.html")
 
 
 async def file(site: HttpContext, request: Request) -> Response:
-    return _answer(request, request.path_params["path"])
+    return _response(request, request.path_params["path"])
 
 
 async def icon(site: HttpContext, request: Request) -> Response:
-    return _answer(request, "icon.svg")
+    return _response(request, "icon.svg")

@@ -1,6 +1,6 @@
-// The frame around every page: navigation, theme, the state of the connection, and keys.
-import { html, render, useState, useEffect, connect, pause, useLive, useRefused, route, go, ago, who, introduce, hasTag } from "/ui/lib.js";
-import { Remarks } from "/ui/parts.js";
+// The frame around every page: navigation, theme, connection status and keyboard shortcuts.
+import { html, render, useState, useEffect, connect, pause, useLive, useRefused, route, go, ago, who, identify, hasTag } from "/ui/lib.js";
+import { Toasts } from "/ui/parts.js";
 import { Overview } from "/ui/pages/overview.js";
 import { Streams } from "/ui/pages/streams.js";
 import { Stream } from "/ui/pages/stream.js";
@@ -15,8 +15,8 @@ import { Settings } from "/ui/pages/settings.js";
 
 const PAGES = [
   ["overview", "Overview", Overview, "o"],
-  ["streams", "Streams", Streams, "s"],
-  ["readers", "Readers", Readers, "r"],
+  ["streams", "Queues and topics", Streams, "s"],
+  ["readers", "Consumer groups", Readers, "r"],
   ["dead-letters", "Dead letters", DeadLetters, "d"],
   ["pipelines", "Pipelines", Pipelines, "p"],
   ["schemas", "Schemas", Schemas, "h"],
@@ -32,7 +32,7 @@ function useRoute() {
   useEffect(() => {
     const listener = () => setAt(route());
     addEventListener("hashchange", listener);
-    listener();  // effects come after the first picture: the address may have changed before anybody listened
+    listener();  // effects run after the first render, so the address may have changed already
     return () => removeEventListener("hashchange", listener);
   }, []);
   return at;
@@ -43,7 +43,7 @@ function theme() {
 }
 function setTheme(name) {
   document.documentElement.dataset.theme = name;
-  try { localStorage.setItem("headrace-theme", name); } catch { /* a private window */ }
+  try { localStorage.setItem("headrace-theme", name); } catch { /* private browsing */ }
 }
 
 function keys(event) {
@@ -61,7 +61,7 @@ function keys(event) {
     if (found) go(found[0]);
   } else if (event.key === "g") {
     keys.go = true;
-    clearTimeout(keys.timer);  // of the pair before, which would end this one
+    clearTimeout(keys.timer);  // of the previous shortcut, which would cancel this one
     keys.timer = setTimeout(() => { keys.go = false; }, 1200);
   }
 }
@@ -69,23 +69,23 @@ function keys(event) {
 function Stale() {
   const state = useLive();
   if (state.connected || !state.at) return null;
-  return html`<div class="banner bad" role="alert">The connection to the broker is lost. What you see is from ${ago(state.at)}; trying again.</div>`;
+  return html`<div class="banner bad" role="alert">The connection to the broker is lost; reconnecting. The data shown is from ${ago(state.at)}.</div>`;
 }
 
 function Status() {
   const state = useLive();
   const alarms = state.data ? state.data.alarms : [];
-  const [tone, text] = !state.connected ? ["bad", state.at ? "lost" : "connecting"] : state.paused ? ["warn", "paused"]
-    : alarms.some((alarm) => alarm.level === "error") ? ["bad", "in trouble"] : alarms.length ? ["warn", "warning"] : ["good", "live"];
+  const [tone, text] = !state.connected ? ["bad", state.at ? "disconnected" : "connecting"] : state.paused ? ["warn", "paused"]
+    : alarms.some((alarm) => alarm.level === "error") ? ["bad", "error"] : alarms.length ? ["warn", "warning"] : ["good", "live"];
   return html`<button class=${"status " + tone} onClick=${() => pause(!state.paused)} title="Pause or resume live updates"
     aria-pressed=${state.paused}><span class="dot"></span>${text}</button>`;
 }
 
-// The browser has asked for a login and not got one, or the user has no place here.
+// Shown when the login failed or was cancelled, or the user may not use the dashboard.
 function Refusal() {
   const { status, message } = who.refused;
-  const [title, text] = status === 403 ? ["This dashboard is not for you.", message]
-    : status === 429 ? ["Too many logins failed.", message] : ["You are not logged in.", "The browser asks for a name and a password when you try again."];
+  const [title, text] = status === 403 ? ["You may not use the dashboard.", message]
+    : status === 429 ? ["Too many failed logins.", message] : ["You are not logged in.", "Your browser will ask for your user name and password."];
   return html`<main class="notice"><h1>${title}</h1><p>${text}</p><p><button class="primary" onClick=${() => location.reload()}>Log in</button></p></main>`;
 }
 
@@ -95,7 +95,7 @@ function Who() {
   return hasTag("administrator") ? html`<a class="who" href=${"#/user/" + encodeURIComponent(who.name)} title="Logged in as">${label}</a>` : html`<span class="who" title="Logged in as">${label}</span>`;
 }
 
-const Nowhere = () => html`<h1>There is no such page</h1><p><a href="#/overview">Overview</a></p>`;
+const NotFound = () => html`<h1>Page not found</h1><p><a href="#/overview">Overview</a></p>`;
 
 function App() {
   return useRefused() ? html`<${Refusal} />` : html`<${Frame} />`;
@@ -106,7 +106,7 @@ function Frame() {
   const inner = INNER[at.page];
   const section = inner ? inner[1] : at.page;
   const found = PAGES.find(([name]) => name === at.page);
-  const Page = inner ? inner[0] : found ? found[2] : Nowhere;
+  const Page = inner ? inner[0] : found ? found[2] : NotFound;
   const title = PAGES.find(([name]) => name === section)?.[1] || "Overview";
   const thing = ["user", "schema"].includes(at.page) ? at.parts[0] : at.parts[1];
   useEffect(() => { document.title = `${thing || title} · Headrace`; }, [title, thing]);
@@ -114,13 +114,13 @@ function Frame() {
   const dark = (theme() || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
   const [, flip] = useState(dark);
   return html`
-    <a class="skip" href="#main" onClick=${(e) => { e.preventDefault(); document.getElementById("main").focus(); }}>Skip to the content</a>
+    <a class="skip" href="#main" onClick=${(e) => { e.preventDefault(); document.getElementById("main").focus(); }}>Skip to content</a>
     <header class="top">
       <a class="brand" href="#/overview"><img src="/ui/icon.svg" alt="" width="26" height="26" />Headrace</a>
       <span class="grow"></span>
       <${Who} />
       <${Status} />
-      <button class="quiet" aria-label="Light or dark" title="Light or dark" onClick=${() => { setTheme(dark ? "light" : "dark"); flip(!dark); }}>${dark ? "☀" : "☾"}</button>
+      <button class="quiet" aria-label="Light or dark theme" title="Light or dark theme" onClick=${() => { setTheme(dark ? "light" : "dark"); flip(!dark); }}>${dark ? "☀" : "☾"}</button>
     </header>
     <nav class="side" aria-label="Pages">${PAGES.filter(([, , , , tag]) => !tag || hasTag(tag)).map(([name, label, , key]) => html`
       <a key=${name} href=${"#/" + name} aria-current=${name === section ? "page" : undefined} title=${`g ${key}`}>${label}</a>`)}
@@ -129,13 +129,13 @@ function Frame() {
       <${Stale} />
       <${Page} key=${at.page + "/" + at.parts.slice(0, 2).join("/")} parts=${at.parts} params=${at.params} />
     </main>
-    <${Remarks} />`;
+    <${Toasts} />`;
 }
 
 const chosen = theme();
 if (chosen) document.documentElement.dataset.theme = chosen;
 addEventListener("keydown", keys);
-await introduce();
+await identify();
 const root = document.getElementById("app");
 root.textContent = "";
 if (!who.refused) connect();

@@ -1,4 +1,4 @@
-// What every page uses: rendering, fetching, formatting. Values become text nodes, never markup.
+// Shared by all pages: rendering, fetching and formatting. Values become text nodes, never markup.
 import { html, render, useState, useEffect, useRef, useMemo, useCallback } from "/ui/vendor/preact.js";
 export { html, render, useState, useEffect, useRef, useMemo, useCallback };
 
@@ -6,13 +6,13 @@ export class Refused extends Error {
   constructor(status, reason) { super(reason); this.status = status; }
 }
 
-// A whole number that JavaScript would round stays the text it was sent as, where the browser tells.
+// An integer that JavaScript would round is kept as text, in browsers that expose the source text.
 const exact = (key, value, context) => (Number.isInteger(value) && !Number.isSafeInteger(value) && context ? context.source : value);
 export const parse = (text) => JSON.parse(text, /\d{16}/.test(text) ? exact : undefined);
 
 export async function api(path, { method = "GET", body } = {}) {
-  // The browser would take them out, and ask for, or delete, something else.
-  if (path.split("?")[0].split("/").some((part) => part === "." || part === "..")) throw new Error("A browser cannot ask for a name of dots alone; the command line can.");
+  // The browser would resolve these parts, and request or delete something else.
+  if (path.split("?")[0].split("/").some((part) => part === "." || part === "..")) throw new Error("A browser cannot address a name that is only dots; use the command line instead.");
   const options = { method, headers: { accept: "application/json" } };
   if (body !== undefined) {
     options.body = JSON.stringify(body);
@@ -29,14 +29,14 @@ export async function api(path, { method = "GET", body } = {}) {
   return content;
 }
 
-// Who we are, as the broker knows us: asked before anything else, so that the browser asks for a login once, and again
-// when we are no longer let in.
+// The current user, requested before anything else so that the browser asks for a login only once, and again after the
+// user has lost access.
 export const who = { name: null, tags: [], refused: null };
-export async function introduce() {
+export async function identify() {
   try {
     Object.assign(who, await api("/api/whoami"));
   } catch (error) {
-    // A broker that is away, or one that is only passed on as away, says so everywhere.
+    // Every page shows that the broker, or a proxy before it, is unavailable.
     if (error instanceof Refused && [401, 403, 429].includes(error.status)) who.refused = error;
   }
 }
@@ -48,15 +48,15 @@ export const query = (values) => {
   return pairs.length ? "?" + pairs.map(([k, v]) => `${q(k)}=${q(v)}`).join("&") : "";
 };
 
-// Live numbers: one event stream for the whole page; pages refresh on its ticks, so a lost connection stops all.
+// Live numbers: one event stream for the whole dashboard. Pages refresh on its ticks, so a lost connection stops them.
 export const live = { data: null, connected: false, at: 0, paused: false, tick: 0, listeners: new Set() };
-const tell = () => live.listeners.forEach((listener) => listener());
-// A browser has six connections for all tabs: one that nobody looks at keeps none, or the seventh tab would never open.
+const notify = () => live.listeners.forEach((listener) => listener());
+// A browser has six connections for all tabs, so hidden tabs disconnect, or the seventh tab would never load.
 const isHidden = () => document.visibilityState === "hidden";
 let source = null;
-let begun = false;
+let started = false;
 export function connect() {
-  begun = true;
+  started = true;
   if (source) source.close();
   if (isHidden()) return;
   source = new EventSource("/api/headrace/overview/stream");
@@ -64,20 +64,20 @@ export function connect() {
     live.connected = true;
     live.at = Date.now();
     if (!live.paused) { live.data = JSON.parse(event.data); live.tick += 1; }
-    tell();
+    notify();
   };
   source.onerror = async () => {
     live.connected = false;
-    tell();
-    if (source.readyState !== EventSource.CLOSED) return;  // the browser tries again by itself
-    await introduce();
-    if (who.refused) tell(); else setTimeout(connect, 2000);
+    notify();
+    if (source.readyState !== EventSource.CLOSED) return;  // the browser reconnects by itself
+    await identify();
+    if (who.refused) notify(); else setTimeout(connect, 2000);
   };
 }
-document.addEventListener("visibilitychange", () => { if (begun && !who.refused) connect(); });
-setInterval(() => { if (!isHidden() && live.at && Date.now() - live.at > 4000) { live.connected = false; tell(); } }, 1000);
-export function pause(paused) { live.paused = paused; tell(); }
-// Why we are no longer let in, once that is so.
+document.addEventListener("visibilitychange", () => { if (started && !who.refused) connect(); });
+setInterval(() => { if (!isHidden() && live.at && Date.now() - live.at > 4000) { live.connected = false; notify(); } }, 1000);
+export function pause(paused) { live.paused = paused; notify(); }
+// The error of a user who has lost access.
 export function useRefused() {
   const [refused, setRefused] = useState(who.refused);
   useEffect(() => {
@@ -97,7 +97,7 @@ export function useLive() {
   return live;
 }
 
-// Data of a page: fetched at once, and again every `every` ticks. A failure keeps the old data and says so.
+// Data of a page: fetched at once, and again every `every` ticks. After a failure the old data is kept and marked.
 export function useData(path, every = 2) {
   const [state, setState] = useState({ data: null, error: null, path: null });
   const busy = useRef(false);
@@ -129,7 +129,7 @@ export function useData(path, every = 2) {
   return { ...state, reload: load };
 }
 
-// One page of a list. Lists get shorter: whoever looks at a page that is gone gets the last one.
+// One page of a list. If the list has become shorter, the last page is shown.
 export function usePage(path, { page, ...wanted }) {
   const found = useData(path + query({ page: Number(page) || 1, page_size: 50, ...wanted }));
   const gone = found.error && /page_out_of_range: .* of (\d+)/.exec(found.error.message);
@@ -137,7 +137,7 @@ export function usePage(path, { page, ...wanted }) {
   return { ...found, error: gone ? null : found.error };
 }
 
-// Numbers for people.
+// Formatting
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const tenth = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 export const count = (n) => (n === null || n === undefined ? "–" : whole.format(n));
@@ -174,7 +174,7 @@ export const ago = (at) => {
   return `${Math.round(s / 86400)} days ago`;
 };
 
-// Where we are: #/page/part/part?name=value. Every view can be linked to.
+// The address: #/page/part/part?name=value. Every view can be linked to.
 export function route() {
   const [path, search] = location.hash.replace(/^#\/?/, "").split("?");
   const parts = path.split("/").map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
@@ -189,9 +189,9 @@ export function setParams(changes) {
 }
 export const streamLink = (vhost, name, tab) => `#/stream/${q(vhost)}/${q(name)}${tab ? "/" + tab : ""}`;
 
-const DEPTH_SHOWN = 32;  // ten thousand brackets, each line longer than the last, would be all of the memory
-// JSON laid out, not printed from what was parsed: that would round large numbers and leave out what is there twice.
-export function laidOut(text) {
+const DEPTH_SHOWN = 32;  // deeper indentation could take all of the memory: ten thousand brackets, each line longer than the last
+// Indented JSON, made from the text: printing the parsed value would round large numbers and drop duplicate names.
+export function indented(text) {
   try { JSON.parse(text); } catch { return null; }
   let depth = 0;
   const line = () => "\n" + "  ".repeat(Math.min(depth, DEPTH_SHOWN));
@@ -206,20 +206,20 @@ export function laidOut(text) {
 }
 
 export async function copy(text) {
-  try { await navigator.clipboard.writeText(text); say("Copied."); } catch { say("The browser did not allow copying.", "bad"); }
+  try { await navigator.clipboard.writeText(text); say("Copied."); } catch { say("The browser does not allow copying.", "bad"); }
 }
 export const shellQuote = (text) => "'" + String(text).replaceAll("'", "'\\''") + "'";
 
-// Short remarks at the bottom of the window.
-export const remarks = { list: [], listeners: new Set() };
-let remark = 0;
+// Toasts: short messages at the bottom of the window.
+export const toasts = { list: [], listeners: new Set() };
+let lastToast = 0;
 export function say(text, kind = "good") {
-  const entry = { id: ++remark, text, kind };
-  remarks.list = [...remarks.list.slice(-2), entry];
-  remarks.listeners.forEach((listener) => listener());
+  const entry = { id: ++lastToast, text, kind };
+  toasts.list = [...toasts.list.slice(-2), entry];
+  toasts.listeners.forEach((listener) => listener());
   setTimeout(() => {
-    remarks.list = remarks.list.filter((other) => other !== entry);
-    remarks.listeners.forEach((listener) => listener());
+    toasts.list = toasts.list.filter((other) => other !== entry);
+    toasts.listeners.forEach((listener) => listener());
   }, kind === "bad" ? 8000 : 3500);
 }
 export async function attempt(work, done) {

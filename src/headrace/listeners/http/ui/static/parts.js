@@ -1,5 +1,5 @@
-// Pieces of pages: tables, tiles, dialogs, plots, snippets.
-import { html, useState, useEffect, useRef, copy, remarks } from "/ui/lib.js";
+// Components of pages: tables, tiles, dialogs, charts, snippets.
+import { html, useState, useEffect, useRef, copy, toasts } from "/ui/lib.js";
 import uPlot from "/ui/vendor/uplot.js";
 
 export const Tile = ({ label, value, unit, tone, title }) => html`
@@ -12,12 +12,12 @@ export const Badge = ({ children, tone }) => html`<span class=${"badge" + (tone 
 
 export const Empty = ({ title, children }) => html`<div class="empty"><h3>${title}</h3>${children}</div>`;
 
-export const NothingFits = () => html`<${Empty} title="Nothing fits."><p>None is as the filter asks for.</p><//>`;
+export const NoMatches = () => html`<${Empty} title="No matches."><p>Nothing matches the filter.</p><//>`;
 
 export const Failure = ({ error, stale }) => error && html`
-  <div class="banner bad" role="alert">${stale ? "This may be old: " : ""}${error.message}</div>`;
+  <div class="banner bad" role="alert">${stale ? "This may be out of date: " : ""}${error.message}</div>`;
 
-// A button that waits for what it began: a second click would begin it once more.
+// A button that is disabled while its action runs, so that a double click runs it once.
 export function Act({ act, disabled, children, ...rest }) {
   const [busy, setBusy] = useState(false);
   const click = async () => { setBusy(true); try { await act(); } finally { setBusy(false); } };
@@ -54,7 +54,7 @@ export function Table({ columns, rows, sort, reverse, onSort, keyOf, onOpen, cap
 
 export const Pager = ({ page, pages, total, filtered, onPage }) => html`
   <nav class="pager" aria-label="Pages">
-    <span>${filtered === total ? `${total} in all` : `${filtered} of ${total}`}</span>
+    <span>${filtered === total ? `${total} total` : `${filtered} of ${total}`}</span>
     ${pages > 1 && html`
       <button disabled=${page <= 1} onClick=${() => onPage(page - 1)}>Previous</button>
       <span>page ${page} of ${pages}</span>
@@ -66,21 +66,21 @@ export function Tabs({ tabs, active, link }) {
     <a key=${key} href=${link(key)} aria-current=${key === active ? "page" : undefined}>${label}</a>`)}</nav>`;
 }
 
-export function Remarks() {
+export function Toasts() {
   const [, redraw] = useState(0);
   useEffect(() => {
     const listener = () => redraw((n) => n + 1);
-    remarks.listeners.add(listener);
-    return () => remarks.listeners.delete(listener);
+    toasts.listeners.add(listener);
+    return () => toasts.listeners.delete(listener);
   }, []);
-  return html`<div class="remarks" role="status" aria-live="polite">${remarks.list.map((one) => html`<div key=${one.id} class=${"remark " + one.kind}>${one.text}</div>`)}</div>`;
+  return html`<div class="toasts" role="status" aria-live="polite">${toasts.list.map((one) => html`<div key=${one.id} class=${"toast " + one.kind}>${one.text}</div>`)}</div>`;
 }
 
-// A name as it can be typed on one line: whoever has a line break in one wants to be rid of it, most of all.
+// A name as it can be typed into one line: queues with line breaks in their name must be deletable, too.
 const typeable = (name) => name.replace(/\s+/g, " ").trim();
 
-// A question before something that cannot be undone. `confirm` is typed when the stakes are high. It has remarks of its
-// own: those of the page are behind it, and not read out.
+// A form or confirmation. `confirm` must be typed before a destructive action. The dialog has toasts of its own: those of
+// the page are behind it, and screen readers skip them.
 export function Dialog({ title, children, action, tone, confirm, onDone, onClose }) {
   const ref = useRef();
   const [typed, setTyped] = useState("");
@@ -88,7 +88,7 @@ export function Dialog({ title, children, action, tone, confirm, onDone, onClose
   useEffect(() => {
     const before = document.activeElement;
     ref.current.showModal();
-    return () => queueMicrotask(() => before.focus());  // taken away, not closed: the browser would begin at the top
+    return () => queueMicrotask(() => before.focus());  // the element is removed, not closed, so the browser would not restore the focus
   }, []);
   const act = async (event) => {
     event.preventDefault();
@@ -109,16 +109,16 @@ export function Dialog({ title, children, action, tone, confirm, onDone, onClose
           <button type="submit" class=${tone || "primary"} disabled=${busy || (confirm && typeable(typed) !== typeable(confirm))}>${action}</button>
         </div>
       </form>
-      <${Remarks} />
+      <${Toasts} />
     </dialog>`;
 }
 
 const shade = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-// For what is counted: an axis says neither 0.3 nor 0.8 messages.
+// Axis steps for counts: there are no 0.3 messages.
 const WHOLE = Array.from({ length: 13 }, (_, i) => [1, 2, 5].map((n) => n * 10 ** i)).flat();
 
-// series: {label, color, fill, format}; data: columns as uPlot wants them, the first is time in seconds.
+// series: {label, color, fill, format}; data: columns as uPlot takes them, the first is the time in seconds.
 export function Plot({ title, data, series, format, whole, height = 190 }) {
   const box = useRef();
   const plot = useRef();
@@ -130,7 +130,7 @@ export function Plot({ title, data, series, format, whole, height = 190 }) {
       const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { show: false }, font: "11px system-ui" };
       plot.current = new uPlot({
         width: Math.max(200, box.current.clientWidth), height,
-        padding: [8, 28, 0, 0],  // half of a time of day
+        padding: [8, 28, 0, 0],  // room for half of a time label
         legend: { show: true, live: true },
         cursor: { y: false, points: { size: 6 } },
         scales: { x: { time: true }, y: { range: (u, min, max) => [0, Math.max(max * 1.15, 1)] } },
@@ -165,5 +165,5 @@ export function Field({ label, hint, children }) {
 
 export const parseJson = (text, what) => {
   if (!text.trim()) return {};
-  try { return JSON.parse(text); } catch { throw new Error(`${what} is not JSON.`); }
+  try { return JSON.parse(text); } catch { throw new Error(`${what} is not valid JSON.`); }
 };

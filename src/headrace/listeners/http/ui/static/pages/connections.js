@@ -1,5 +1,5 @@
 import { html, useState, usePage, api, attempt, q, setParams, count, short, ago } from "/ui/lib.js";
-import { Table, Badge, Failure, Empty, NothingFits, Dialog, Pager } from "/ui/parts.js";
+import { Table, Badge, Failure, Empty, NoMatches, Dialog, Pager } from "/ui/parts.js";
 
 export function Connections({ params }) {
   const tab = params.show === "channels" ? "channels" : "connections";
@@ -10,7 +10,7 @@ export function Connections({ params }) {
     <${List} key=${tab} tab=${tab} params=${params} />`;
 }
 
-// Each with data of its own: a channel has not what is shown of a connection.
+// Keyed by tab, so that rows of connections are never shown with the columns of channels.
 function List({ tab, params }) {
   const { data, error, reload } = usePage(`/api/${tab}`, { page: params.page, name: params.filter });
   const [closing, setClosing] = useState(null);
@@ -22,7 +22,7 @@ function List({ tab, params }) {
     { key: "client", label: "Client", wide: true, cell: (c) => html`<span class="name">${[c.client_properties.product, c.client_properties.version].filter((v) => typeof v === "string").join(" ")}</span>` },
     { key: "channels", label: "Channels", right: true, cell: (c) => count(c.channels) },
     { key: "in", label: "Messages in", right: true, cell: (c) => short(c.recv_cnt) },
-    { key: "since", label: "Since", cell: (c) => ago(c.connected_at) },
+    { key: "since", label: "Connected", cell: (c) => ago(c.connected_at) },
     { key: "close", label: "", cell: (c) => html`<button class="quiet danger" onClick=${() => setClosing(c)}>Close</button>` },
   ];
   const channels = [
@@ -37,9 +37,9 @@ function List({ tab, params }) {
     <${Failure} error=${error} stale=${!!data} />
     ${data && data.items.length > 0 && html`<${Table} caption=${tab} rows=${data.items} keyOf=${(c) => c.name} columns=${tab === "channels" ? channels : connections} />
       <${Pager} page=${data.page} pages=${data.page_count} total=${data.total_count} filtered=${data.filtered_count} onPage=${(n) => setParams({ page: n })} />`}
-    ${data && !data.items.length && params.filter && html`<${NothingFits} />`}
-    ${data && !data.items.length && !params.filter && html`<${Empty} title="Nobody is connected."><p>Publishers and consumers of AMQP and Kafka appear here while they are connected. HTTP clients come and go.</p><//>`}
-    ${closing && html`<${Dialog} title="Close this connection?" action="Close it" tone="danger" onClose=${() => setClosing(null)}
+    ${data && !data.items.length && params.filter && html`<${NoMatches} />`}
+    ${data && !data.items.length && !params.filter && html`<${Empty} title="No connections."><p>AMQP and Kafka clients are listed while they are connected. HTTP clients are not listed.</p><//>`}
+    ${closing && html`<${Dialog} title="Close the connection?" action="Close connection" tone="danger" onClose=${() => setClosing(null)}
       onDone=${async () => { const ok = await attempt(() => api(`/api/connections/${q(closing.name)}`, { method: "DELETE" }), "Closed."); reload(); return ok; }}>
-      <p><b class="name">${closing.name}</b> is told to go. What it has not acknowledged goes back to its queues. Most clients connect again.</p><//>`}`;
+      <p><b class="name">${closing.name}</b> is disconnected. Its unacknowledged messages return to their queues. Most clients reconnect by themselves.</p><//>`}`;
 }

@@ -1,4 +1,4 @@
-import { html, useState, useEffect, useRef, useData, query, parse, q, setParams, copy, say, shellQuote, laidOut, who, clock, time, bytes, count } from "/ui/lib.js";
+import { html, useState, useEffect, useRef, useData, query, parse, q, setParams, copy, say, shellQuote, indented, who, clock, time, bytes, count } from "/ui/lib.js";
 import { Badge, Failure, Empty } from "/ui/parts.js";
 
 const KEPT = 500;
@@ -23,12 +23,12 @@ const TONES = { ready: "blue", unacked: "warn", settled: "" };
 export function Message({ message, vhost, name, extra }) {
   const key = message.death ? null : message.key;
   const [open, setOpen] = useState(false);
-  const json = open && message.value && message.value.text !== undefined ? laidOut(message.value.text) : null;
+  const json = open && message.value && message.value.text !== undefined ? indented(message.value.text) : null;
   const [form, setForm] = useState(null);
   const shown = form || (json ? "json" : message.value && message.value.text !== undefined ? "text" : "hex");
   const curl = () => {
     const base = message.at_topics ? `/topics/${q(name)}` : `/api/headrace/streams/${q(vhost)}/${q(name)}`;
-    const login = who.is_logged_in ? `-u ${shellQuote(who.name)} ` : "";  // curl asks for the password
+    const login = who.is_logged_in ? `-u ${shellQuote(who.name)} ` : "";  // curl prompts for the password
     return `curl ${login}${shellQuote(`${location.origin}${base}/messages${query({ partition: message.partition, offset: message.offset, limit: 1 })}`)}`;
   };
   const properties = message.amqp ? Object.entries(message.amqp.properties).filter(([k]) => k !== "headers") : [];
@@ -40,7 +40,7 @@ export function Message({ message, vhost, name, extra }) {
       ${message.state && html`<${Badge} tone=${TONES[message.state]}>${message.state}<//>`}
       ${extra}
       ${key && html`<span class="key name">${asText(key)}</span>`}
-      <span class="preview name">${message.value ? asText(message.value).slice(0, 300) : "(empty: a tombstone)"}</span>
+      <span class="preview name">${message.value ? asText(message.value).slice(0, 300) : "(tombstone)"}</span>
       <span class="muted">${bytes(message.value_bytes)}</span>
     </button>
     ${open && html`<div class="message-body">
@@ -48,7 +48,7 @@ export function Message({ message, vhost, name, extra }) {
         ${["json", "text", "hex"].map((one) => html`<button aria-pressed=${shown === one} disabled=${one === "json" && !json} onClick=${() => setForm(one)}>${one}</button>`)}</div>
         <span class="grow"></span><button class="quiet" onClick=${() => copy(curl())}>Copy as curl</button><button class="quiet" onClick=${() => copy(asText(message.value))}>Copy value</button></div>
       <pre class="payload">${shown === "json" && json ? json : shown === "hex" ? asHex(message.value) : asText(message.value)}</pre>
-      ${message.truncated && html`<p class="muted">The first part of ${bytes(message.value_bytes)}.</p>`}
+      ${message.truncated && html`<p class="muted">Only the beginning of ${bytes(message.value_bytes)} is shown.</p>`}
       <dl class="facts">
         <dt>time</dt><dd>${time(message.timestamp)}</dd>
         ${message.amqp && html`<dt>exchange</dt><dd class="name">${message.amqp.exchange || "(default exchange)"}</dd><dt>routing key</dt><dd class="name">${message.amqp.routing_key}</dd>`}
@@ -58,15 +58,15 @@ export function Message({ message, vhost, name, extra }) {
   </li>`;
 }
 
-// What cannot be read, in its place among the messages.
+// Gaps of unreadable messages, sorted in among the messages.
 export const inPlace = (messages, gaps, partition) =>
   [...messages, ...(gaps || []).map((gap) => ({ gap, partition: gap.partition ?? partition, offset: gap.start }))];
 export const Damage = ({ gap }) => html`<li class="message gap" role="note"><p>
-    <strong>${gap.end === null ? `Nothing from offset ${count(gap.start)} on can be read.`
+    <strong>${gap.end === null ? `Messages from offset ${count(gap.start)} on cannot be read.`
       : gap.end - gap.start === 1 ? `Offset ${count(gap.start)} cannot be read.`
       : `Offsets ${count(gap.start)} to ${count(gap.end - 1)} cannot be read.`}</strong>
-    ${" "}<span class="name">${gap.reason}.</span>${gap.end === null ? "" : ` It goes on at offset ${count(gap.end)}.`}
-    ${" "}<code>headrace log verify</code> says what else is damaged.</p></li>`;
+    ${" "}<span class="name">${gap.reason}.</span>${gap.end === null ? "" : ` Reading continues at offset ${count(gap.end)}.`}
+    ${" "}Run <code>headrace log verify</code> to list all damage.</p></li>`;
 
 export function Messages({ vhost, name, partitions, indexed, params }) {
   const base = `/api/headrace/streams/${q(vhost)}/${q(name)}`;
@@ -94,8 +94,8 @@ export function Messages({ vhost, name, partitions, indexed, params }) {
       setTailed((old) => [...inPlace(news.messages, news.gaps, news.partition).sort((a, b) => b.offset - a.offset), ...old].slice(0, KEPT));
     };
     source.onerror = (event) => {
-      if (!event.data && source.readyState !== EventSource.CLOSED) return;  // the browser tries again by itself
-      say(event.data ? parse(event.data).detail : "The broker no longer lets this be followed.", "bad");
+      if (!event.data && source.readyState !== EventSource.CLOSED) return;  // the browser reconnects by itself
+      say(event.data ? parse(event.data).detail : "The broker ended the live view.", "bad");
       setTail(false);
     };
     return () => source.close();
@@ -115,15 +115,15 @@ export function Messages({ vhost, name, partitions, indexed, params }) {
       <span class="grow"></span>
       <button type="button" aria-pressed=${tail} class=${tail ? "primary" : ""} onClick=${() => { setTailed([]); setSkipped(0); setTail(!tail); }}>${tail ? "Stop following" : "Follow live"}</button>
     </form>
-    <p class="muted">Looking changes nothing: no message is taken, none is marked as delivered.
-      ${tail && (skipped ? ` Too fast to show all: ${count(skipped)} left out.` : tailed.length ? "" : " Waiting for new messages.")}</p>
+    <p class="muted">Browsing does not consume messages or mark them as delivered.
+      ${tail && (skipped ? ` Too many to show: ${count(skipped)} skipped.` : tailed.length ? "" : " Waiting for new messages.")}</p>
     <${Failure} error=${error} stale=${!!data} />
     <ol class="messages">${list.map((message) => message.gap ? html`<${Damage} key=${"gap:" + message.partition + ":" + message.offset} gap=${message.gap} />` : html`<${Message} key=${message.partition + ":" + message.offset} message=${message} vhost=${vhost} name=${name} />`)}</ol>
-    ${!tail && lacksKey && html`<${Empty} title="Which key?"><p>Its last message is found by the topic's index of keys, in whatever partition it is.</p><//>`}
-    ${!tail && isLast && !lacksKey && data && !list.length && html`<${Empty} title="No message has this key."><p>Or the last one that had it is a tombstone.</p><//>`}
-    ${!tail && !isLast && data && !list.length && html`<${Empty} title="No messages here."><p>${data.end > data.start ? `Offsets ${data.start} to ${data.end} exist; ${count(data.scanned)} were looked at.` : "The log is empty."}</p><//>`}
+    ${!tail && lacksKey && html`<${Empty} title="Enter a key."><p>The key index finds its last message in any partition.</p><//>`}
+    ${!tail && isLast && !lacksKey && data && !list.length && html`<${Empty} title="No message with this key."><p>It was never published, or its last message is a tombstone.</p><//>`}
+    ${!tail && !isLast && data && !list.length && html`<${Empty} title="No messages found."><p>${data.end > data.start ? `The partition has offsets ${data.start} to ${data.end}; ${count(data.scanned)} messages were scanned.` : "The partition is empty."}</p><//>`}
     ${!tail && !isLast && data && (from !== "newest" || params.contains) && (params.next || data.next < data.end) && html`
-      <nav class="pager" aria-label="Further"><span>up to offset ${count(data.next)} of ${count(data.end)}</span>
+      <nav class="pager" aria-label="More messages"><span>scanned to offset ${count(data.next)} of ${count(data.end)}</span>
       ${params.next && html`<button onClick=${() => search({})}>Back to the start</button>`}
-      <button onClick=${() => setParams({ next: data.next })} disabled=${data.next >= data.end}>Go on</button></nav>`}`;
+      <button onClick=${() => setParams({ next: data.next })} disabled=${data.next >= data.end}>Continue</button></nav>`}`;
 }

@@ -1,14 +1,14 @@
-import { html, useState, useData, usePage, api, attempt, q, go, setParams, copy, laidOut, count } from "/ui/lib.js";
-import { Table, Badge, Failure, Empty, NothingFits, Dialog, Field, Snippet, Pager } from "/ui/parts.js";
+import { html, useState, useData, usePage, api, attempt, q, go, setParams, copy, indented, count } from "/ui/lib.js";
+import { Table, Badge, Failure, Empty, NoMatches, Dialog, Field, Snippet, Pager } from "/ui/parts.js";
 
 const LEVELS = [
-  ["BACKWARD", "reads what was written with the last one"],
-  ["BACKWARD_TRANSITIVE", "reads what was written with any of them"],
-  ["FORWARD", "is read by the last one"],
-  ["FORWARD_TRANSITIVE", "is read by all of them"],
-  ["FULL", "reads what was written with the last one, and is read by it"],
-  ["FULL_TRANSITIVE", "reads what was written with any of them, and is read by all"],
-  ["NONE", "may be anything"],
+  ["BACKWARD", "can read data written with the latest schema"],
+  ["BACKWARD_TRANSITIVE", "can read data written with all earlier schemas"],
+  ["FORWARD", "writes data that the latest schema can read"],
+  ["FORWARD_TRANSITIVE", "writes data that all earlier schemas can read"],
+  ["FULL", "is backward and forward compatible with the latest schema"],
+  ["FULL_TRANSITIVE", "is backward and forward compatible with all earlier schemas"],
+  ["NONE", "is not checked"],
 ];
 const link = (subject, version) => `#/schema/${q(subject)}${version ? `?version=${version}` : ""}`;
 const ORDER = `{"type": "record", "name": "Order",
@@ -22,12 +22,12 @@ export function Schemas({ params }) {
   const all = registry.data;
   const filtered = params.filter || deleted;
   return html`
-    <div class="head"><h1>Schemas</h1><span class="muted">what messages look like, and what may follow</span><span class="grow"></span>
+    <div class="head"><h1>Schemas</h1><span class="muted">schema registry: subjects, versions and compatibility</span><span class="grow"></span>
       ${all && all.mode !== "READWRITE" && html`<${Badge} tone="warn">${all.mode}<//>`}
-      ${all && html`<span><span class="muted">compatibility by default </span><${Badge}>${all.compatibility}<//></span>`}
+      ${all && html`<span><span class="muted">default compatibility </span><${Badge}>${all.compatibility}<//></span>`}
       ${all && all.may_write && html`<button onClick=${() => setAsking(true)}>Set compatibility</button>`}</div>
     <div class="bar"><input type="search" data-filter placeholder="Filter by name  ( / )" aria-label="Filter by name" value=${params.filter || ""} onInput=${(e) => setParams({ filter: e.target.value, page: "" })} />
-      <label><input type="checkbox" checked=${deleted} onChange=${() => setParams({ deleted: deleted ? "" : "true", page: "" })} /> deleted ones, too</label></div>
+      <label><input type="checkbox" checked=${deleted} onChange=${() => setParams({ deleted: deleted ? "" : "true", page: "" })} /> show deleted</label></div>
     <${Failure} error=${error} stale=${!!data} />
     ${data && data.items.length > 0 && html`<${Table} caption="Subjects" rows=${data.items} keyOf=${(s) => s.subject} onOpen=${(s) => { location.hash = link(s.subject); }} columns=${[
       { key: "subject", label: "Subject", wide: true, cell: (s) => html`<a class="name" href=${link(s.subject)}>${s.subject}</a>${s.deleted && html` <${Badge} tone="bad">deleted<//>`}` },
@@ -35,18 +35,18 @@ export function Schemas({ params }) {
       { key: "versions", label: "Versions", right: true, cell: (s) => count(s.versions) },
       { key: "version", label: "Latest", right: true, cell: (s) => s.version },
       { key: "id", label: "Id", right: true, cell: (s) => s.id },
-      { key: "compatibility", label: "Compatibility", cell: (s) => html`${s.compatibility}${!s.own_compatibility && html` <span class="muted">by default</span>`}` }]} />
+      { key: "compatibility", label: "Compatibility", cell: (s) => html`${s.compatibility}${!s.own_compatibility && html` <span class="muted">(default)</span>`}` }]} />
       <${Pager} page=${data.page} pages=${data.page_count} total=${data.total_count} filtered=${data.filtered_count} onPage=${(n) => setParams({ page: n })} />`}
-    ${data && !data.items.length && filtered && html`<${NothingFits} />`}
+    ${data && !data.items.length && filtered && html`<${NoMatches} />`}
     ${data && !data.items.length && !filtered && html`<${Empty} title="No schemas yet.">
-      <p>Producers register what their messages look like, and get an id; consumers ask for it by that id. The registry speaks Confluent's API at <span class="name">${location.origin}/registry</span>.</p>
-      <div class="snippets"><${Snippet} title="The command line" code=${`cat > order.avsc <<'END'\n${ORDER}\nEND\nheadrace schema register orders-value order.avsc`} />
+      <p>Producers register the schema of their messages and get an id; consumers look the schema up by that id. The registry implements Confluent's API at <span class="name">${location.origin}/registry</span>.</p>
+      <div class="snippets"><${Snippet} title="Command line" code=${`cat > order.avsc <<'END'\n${ORDER}\nEND\nheadrace schema register orders-value order.avsc`} />
       <${Snippet} title="Confluent's serializers (Python)" code=${`registry = SchemaRegistryClient({\n  "url": "${location.origin}/registry"})\nserializer = AvroSerializer(registry, open("order.avsc").read())`} />
       <${Snippet} title="curl" code=${`curl ${location.origin}/registry/subjects/orders-value/versions \\\n  -d '{"schema": "\\"string\\""}'`} /></div><//>`}
-    ${asking && html`<${Compatibility} level=${all.compatibility} path="/registry/config" about="For every subject that has no level of its own, from the next schema on. What is registered stays." onDone=${registry.reload} onClose=${() => setAsking(false)} />`}`;
+    ${asking && html`<${Compatibility} level=${all.compatibility} path="/registry/config" about="For all subjects without a level of their own. Applies to new schemas; registered ones are not affected." onDone=${registry.reload} onClose=${() => setAsking(false)} />`}`;
 }
 
-// `inherited`: what holds for a subject that has no level of its own.
+// `inherited`: the level of a subject that has none of its own.
 function Compatibility({ level, inherited, path, about, onDone, onClose }) {
   const [chosen, setChosen] = useState(level || "");
   const save = () => attempt(async () => {
@@ -58,7 +58,7 @@ function Compatibility({ level, inherited, path, about, onDone, onClose }) {
   return html`<${Dialog} title="Compatibility" action="Set" onDone=${save} onClose=${onClose}>
     <p>${about}</p>
     <${Field} label="Level"><select value=${chosen} onChange=${(e) => setChosen(e.target.value)}>
-      ${inherited && html`<option value="" selected=${!chosen}>the default, ${inherited}</option>`}
+      ${inherited && html`<option value="" selected=${!chosen}>default (${inherited})</option>`}
       ${LEVELS.map(([name]) => html`<option key=${name} value=${name} selected=${name === chosen}>${name}</option>`)}</select><//>
     <p class="muted">A new schema ${LEVELS.find(([name]) => name === (chosen || inherited))[1]}.</p>
   <//>`;
@@ -71,7 +71,7 @@ export function Subject({ parts, params }) {
   const versions = usePage(`${at}/versions`, { page: params.page });
   const [asked, ask] = useState(null);
   const close = () => ask(null);
-  if (!data) return html`<div class="head"><h1 class="name">${name}</h1></div><${Failure} error=${error} />${!error && html`<p class="muted">Loading.</p>`}`;
+  if (!data) return html`<div class="head"><h1 class="name">${name}</h1></div><${Failure} error=${error} />${!error && html`<p class="muted">Loading…</p>`}`;
   const shown = Number(params.version) || data.version;
   const again = () => { reload(); versions.reload(); };
   const remove = (version) => async (permanent) => {
@@ -86,10 +86,10 @@ export function Subject({ parts, params }) {
     <div class="head"><h1 class="name">${name}</h1><${Badge} tone="blue">${data.type}<//>
       ${data.deleted && html`<${Badge} tone="bad">deleted<//>`}
       ${data.mode !== "READWRITE" && html`<${Badge} tone="warn">${data.mode}<//>`}
-      <span><span class="muted">compatibility </span><${Badge}>${data.compatibility}<//>${!data.own_compatibility && html`<span class="muted"> by default</span>`}</span>
+      <span><span class="muted">compatibility </span><${Badge}>${data.compatibility}<//>${!data.own_compatibility && html`<span class="muted"> (default)</span>`}</span>
       <span class="grow"></span>
       ${data.may_write && !data.deleted && html`<button onClick=${() => ask("level")}>Set compatibility</button>`}
-      ${data.may_write && html`<button class="quiet danger" onClick=${() => ask({ removing: null, permanent: data.deleted })}>${data.deleted ? "Delete for good" : "Delete"}</button>`}</div>
+      ${data.may_write && html`<button class="quiet danger" onClick=${() => ask({ removing: null, permanent: data.deleted })}>${data.deleted ? "Delete permanently" : "Delete"}</button>`}</div>
     <${Failure} error=${error} stale=${true} />
     <div class="columns narrow-first">
       <section class="card"><h2>Versions</h2>
@@ -97,37 +97,37 @@ export function Subject({ parts, params }) {
         ${versions.data && html`<${Table} caption="Versions" rows=${versions.data.items} keyOf=${(v) => v.version} columns=${[
           { key: "version", label: "Version", cell: (v) => html`<a href=${link(name, v.version) + (params.page ? `&page=${q(params.page)}` : "")} aria-current=${v.version === shown ? "true" : undefined}>${v.version}</a>${v.deleted && html` <${Badge} tone="bad">deleted<//>`}` },
           { key: "id", label: "Id", right: true, cell: (v) => v.id },
-          { key: "referred", label: "Needed by", right: true, cell: (v) => count(v.referred_by) },
-          { key: "actions", label: "", cell: (v) => data.may_write && html`<button class="quiet danger" aria-label=${`Delete version ${v.version}${v.deleted ? " for good" : ""}`} onClick=${() => ask({ removing: v, permanent: v.deleted })}>${v.deleted ? "Delete for good" : "Delete"}</button>` }]} />
+          { key: "referred", label: "Referenced by", right: true, cell: (v) => count(v.referred_by) },
+          { key: "actions", label: "", cell: (v) => data.may_write && html`<button class="quiet danger" aria-label=${`Delete version ${v.version}${v.deleted ? " permanently" : ""}`} onClick=${() => ask({ removing: v, permanent: v.deleted })}>${v.deleted ? "Delete permanently" : "Delete"}</button>` }]} />
           ${versions.data.page_count > 1 && html`<${Pager} page=${versions.data.page} pages=${versions.data.page_count} total=${versions.data.total_count} filtered=${versions.data.filtered_count} onPage=${(n) => setParams({ page: n })} />`}`}
       </section>
       <${Version} key=${shown} path=${`${at}/versions/${shown}`} number=${shown} />
     </div>
     ${asked === "level" && html`<${Compatibility} level=${data.own_compatibility} inherited=${data.default_compatibility} path=${`/registry/config/${q(name)}`}
-      about=${html`For <b class="name">${name}</b>, from the next schema on. What is registered stays.`} onDone=${reload} onClose=${close} />`}
+      about=${html`For <b class="name">${name}</b>. Applies to new schemas; registered ones are not affected.`} onDone=${reload} onClose=${close} />`}
     ${asked && asked.removing !== undefined && html`<${Removal} name=${name} version=${asked.removing} permanent=${asked.permanent} remove=${remove(asked.removing)} onClose=${close} />`}`;
 }
 
 function Removal({ name, version, permanent, remove, onClose }) {
   const what = version ? html`Version ${version.version} of <b class="name">${name}</b>` : html`<b class="name">${name}</b>`;
-  return html`<${Dialog} title=${`Delete the ${version ? "version" : "subject"}${permanent ? " for good" : ""}?`} action=${permanent ? "Delete for good" : "Delete"} tone="danger" confirm=${permanent ? name : undefined} onClose=${onClose}
+  return html`<${Dialog} title=${`Delete the ${version ? "version" : "subject"}${permanent ? " permanently" : ""}?`} action=${permanent ? "Delete permanently" : "Delete"} tone="danger" confirm=${permanent ? name : undefined} onClose=${onClose}
     onDone=${() => remove(permanent)}>
-    ${permanent ? html`<p>${what} is forgotten. Messages that were written with its ids cannot be read any more, unless another subject has the same schema.</p>`
-      : html`<p>${what} is no longer listed, nor compared with. Whoever has an id may still ask for it, and it can be deleted for good afterwards.</p>`}<//>`;
+    ${permanent ? html`<p>${what} is deleted permanently. Consumers can no longer decode messages with its id, unless another subject has the same schema.</p>`
+      : html`<p>${what} is no longer listed or used for compatibility checks. Consumers can still look it up by id, and it can be deleted permanently afterwards.</p>`}<//>`;
 }
 
 const Place = ({ one }) => html`<a class="name" href=${link(one.subject, one.version)}>${one.subject}</a> <span class="muted">version ${one.version}</span>`;
 
 function Version({ path, number }) {
   const { data, error } = useData(path, 5);
-  const shown = data && (data.type === "PROTOBUF" ? data.schema : laidOut(data.schema) ?? data.schema);
+  const shown = data && (data.type === "PROTOBUF" ? data.schema : indented(data.schema) ?? data.schema);
   return html`<section class="card"><div class="head"><h2>Version ${number}</h2>
       ${data && html`<span class="muted">id ${data.id}</span>${data.deleted && html`<${Badge} tone="bad">deleted<//>`}<span class="grow"></span><button class="quiet" onClick=${() => copy(data.schema)}>Copy</button>`}</div>
     <${Failure} error=${error} stale=${!!data} />
     ${data && html`<pre class="payload schema" tabindex="0" role="region" aria-label="Schema">${shown}</pre>
       <dl class="facts">
-        ${data.references.length > 0 && html`<dt>needs</dt><dd>${data.references.map((one) => html`<div key=${one.name}><${Place} one=${one} /> <span class="muted">as</span> <span class="name">${one.name}</span></div>`)}</dd>`}
-        ${data.referred_by.length > 0 && html`<dt>needed by</dt><dd>${data.referred_by.map((one) => html`<div key=${one.subject + " " + one.version}><${Place} one=${one} /></div>`)}
+        ${data.references.length > 0 && html`<dt>references</dt><dd>${data.references.map((one) => html`<div key=${one.name}><${Place} one=${one} /> <span class="muted">as</span> <span class="name">${one.name}</span></div>`)}</dd>`}
+        ${data.referred_by.length > 0 && html`<dt>referenced by</dt><dd>${data.referred_by.map((one) => html`<div key=${one.subject + " " + one.version}><${Place} one=${one} /></div>`)}
           ${data.referred_by_total > data.referred_by.length && html`<span class="muted">and ${count(data.referred_by_total - data.referred_by.length)} more</span>`}</dd>`}
       </dl>`}
   </section>`;

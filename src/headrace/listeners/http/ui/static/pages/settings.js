@@ -9,15 +9,15 @@ export function Settings({ params }) {
     const file = event.target.files[0];
     if (!file) return;
     let body;
-    try { body = JSON.parse(await file.text()); } catch { say("That file is not JSON.", "bad"); return; }
+    try { body = JSON.parse(await file.text()); } catch { say("The file is not valid JSON.", "bad"); return; }
     await attempt(() => api("/api/definitions", { method: "POST", body }), "Imported.");
     event.target.value = "";
   };
   return html`
-    <div class="head"><h1>Settings</h1><span class="muted">in force now; changed by flags, environment or headrace.toml</span></div>
+    <div class="head"><h1>Settings</h1><span class="muted">current values; change them with flags, environment variables or headrace.toml</span></div>
     <${Failure} error=${error} stale=${!!data} />
     ${hasTag("administrator") && html`<section class="card"><h2>Definitions</h2>
-      <p>Queues, exchanges, bindings, policies, users, permissions and topics as one file, in RabbitMQ's format.</p>
+      <p>Export or import queues, exchanges, bindings, policies, users, permissions and topics as one file in RabbitMQ's format.</p>
       <div class="actions left"><a class="button" href="/api/definitions?download=headrace-definitions.json" download="headrace-definitions.json">Export</a>
         <label class="button">Import<input class="hidden" type="file" accept="application/json,.json" onChange=${upload} /></label></div>
     </section>`}
@@ -26,5 +26,5 @@ export function Settings({ params }) {
       { key: "name", label: "Setting", cell: (s) => html`<span class="name">${s.name}</span>` },
       { key: "value", label: "Value", cell: (s) => html`<b class="name">${String(s.value)}</b>` },
       { key: "default", label: "Default", cell: (s) => html`<span class="name muted">${String(s.default)}</span>` },
-      { key: "origin", label: "From", cell: (s) => (s.origin === "default" ? html`<span class="muted">default</span>` : html`<${Badge} tone="blue">${s.origin}<//>`) }]} />`;
+      { key: "origin", label: "Source", cell: (s) => (s.origin === "default" ? html`<span class="muted">default</span>` : html`<${Badge} tone="blue">${s.origin}<//>`) }]} />`;
 }

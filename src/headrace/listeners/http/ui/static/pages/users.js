@@ -2,10 +2,10 @@ import { html, useState, useData, api, attempt, q, go, who, setParams } from "/u
 import { Table, Badge, Failure, Empty, Dialog, Field } from "/ui/parts.js";
 
 const TAGS = [
-  ["administrator", "everything, users included"],
-  ["monitoring", "looks at everything"],
-  ["policymaker", "policies of its virtual hosts"],
-  ["management", "this dashboard, in its virtual hosts"],
+  ["administrator", "full access, including users"],
+  ["monitoring", "may see everything"],
+  ["policymaker", "may edit policies of its virtual hosts"],
+  ["management", "may use the dashboard for its virtual hosts"],
 ];
 const link = (name) => `#/user/${q(name)}`;
 const Tags = ({ tags }) => (tags.length ? tags.map((tag) => html`<${Badge} key=${tag} tone=${tag === "administrator" ? "warn" : "blue"}>${tag}<//> `) : html`<span class="muted">none</span>`);
@@ -19,11 +19,11 @@ export function Users({ params }) {
   const rows = (data || []).filter((user) => !text || user.name.toLowerCase().includes(text));
   const homes = (name) => (permissions.data || []).filter((one) => one.user === name).map((one) => one.vhost).join(", ");
   return html`
-    <div class="head"><h1>Users</h1><span class="muted">who may come in, and what they may do</span><span class="grow"></span><button class="primary" onClick=${() => setAdding(true)}>New user</button></div>
+    <div class="head"><h1>Users</h1><span class="muted">accounts, tags and permissions</span><span class="grow"></span><button class="primary" onClick=${() => setAdding(true)}>New user</button></div>
     <${Failure} error=${error} stale=${!!data} />
-    ${data && data.length === 1 && data[0].name === "guest" && html`<${Empty} title="There is only guest, who may do everything from this machine.">
-      <p>With the first user you make, every request has to say who sends it, at every address but the health checks and <span class="name">/metrics</span>. Make an administrator first; then change guest's password, or delete guest.</p><//>`}
-    ${data && data.length > 1 && data.some((user) => user.name === "guest" && user.password_hash) && html`<div class="banner warn">As long as guest has its first password, whoever is on this machine is guest, without a login.</div>`}
+    ${data && data.length === 1 && data[0].name === "guest" && html`<${Empty} title="guest is the only user and has full access from this machine.">
+      <p>As soon as you create a user, all requests need a login, except health checks and <span class="name">/metrics</span>. Create an administrator first; then change guest's password or delete guest.</p><//>`}
+    ${data && data.length > 1 && data.some((user) => user.name === "guest" && user.password_hash) && html`<div class="banner warn">guest still has its default password: local clients get guest's permissions without a login.</div>`}
     <div class="bar"><input type="search" data-filter placeholder="Filter by name  ( / )" aria-label="Filter by name" value=${params.filter || ""} onInput=${(e) => setParams({ filter: e.target.value })} /></div>
     ${data && html`<${Table} caption="Users" rows=${rows} keyOf=${(u) => u.name} onOpen=${(u) => { location.hash = link(u.name); }} columns=${[
       { key: "name", label: "Name", wide: true, cell: (u) => html`<a class="name" href=${link(u.name)}>${u.name}</a><${You} name=${u.name} />` },
@@ -52,12 +52,12 @@ function NewUser({ onClose, onDone }) {
     if (home) await api(`/api/permissions/${q("/")}/${q(name)}`, { method: "PUT", body: { configure: ".*", write: ".*", read: ".*" } });
     onDone();
     return true;
-  }, "Made.");
-  return html`<${Dialog} title="New user" action="Make it" onDone=${save} onClose=${onClose}>
+  }, "Created.");
+  return html`<${Dialog} title="New user" action="Create" onDone=${save} onClose=${onClose}>
     <${Field} label="Name"><input required autofocus autocomplete="off" value=${name} onInput=${(e) => setName(e.target.value)} /><//>
     <${Password} label="Password" required=${true} value=${password} set=${setPassword} />
     <${TagBoxes} tags=${tags} setTags=${setTags} />
-    <label class="check"><input type="checkbox" checked=${home} onChange=${() => setHome(!home)} /> may do everything in the virtual host <span class="name">/</span></label>
+    <label class="check"><input type="checkbox" checked=${home} onChange=${() => setHome(!home)} /> full permissions in the virtual host <span class="name">/</span></label>
   <//>`;
 }
 
@@ -81,8 +81,8 @@ export function User({ parts }) {
       ${permissions.data && permissions.data.length > 0 ? html`<${Table} caption="Permissions" rows=${permissions.data} keyOf=${(p) => p.vhost} columns=${[
         { key: "vhost", label: "Virtual host", cell: (p) => html`<span class="name">${p.vhost}</span>` },
         ...["configure", "write", "read"].map((right) => ({ key: right, label: right[0].toUpperCase() + right.slice(1), wide: true, cell: (p) => html`<span class="name">${p[right] || "–"}</span>` })),
-        { key: "actions", label: "", cell: (p) => html`<button class="quiet" onClick=${() => ask({ permission: p })}>Change</button><button class="quiet danger" onClick=${() => ask({ clearing: p })}>Clear</button>` }]} />`
-        : html`<p class="muted">None: this user may enter no virtual host.</p>`}
+        { key: "actions", label: "", cell: (p) => html`<button class="quiet" onClick=${() => ask({ permission: p })}>Edit</button><button class="quiet danger" onClick=${() => ask({ clearing: p })}>Clear</button>` }]} />`
+        : html`<p class="muted">None: this user cannot access any virtual host.</p>`}
     </section>
     <section class="card"><div class="head"><h2>Topic permissions</h2><span class="grow"></span><button onClick=${() => ask({ topic: {} })}>Set topic permissions</button></div>
       ${topics.data && topics.data.length > 0 ? html`<${Table} caption="Topic permissions" rows=${topics.data} keyOf=${(p) => p.vhost + " " + p.exchange} columns=${[
@@ -90,34 +90,34 @@ export function User({ parts }) {
         { key: "exchange", label: "Exchange", wide: true, cell: (p) => html`<span class="name">${p.exchange || "amq.default"}</span>` },
         { key: "write", label: "Write", wide: true, cell: (p) => html`<span class="name">${p.write || "–"}</span>` },
         { key: "read", label: "Read", wide: true, cell: (p) => html`<span class="name">${p.read || "–"}</span>` },
-        { key: "actions", label: "", cell: (p) => html`<button class="quiet danger" onClick=${() => ask({ forgetting: p })}>Clear</button>` }]} />`
-        : html`<p class="muted">None: every routing key is fine where the permissions are.</p>`}
+        { key: "actions", label: "", cell: (p) => html`<button class="quiet danger" onClick=${() => ask({ clearingTopic: p })}>Clear</button>` }]} />`
+        : html`<p class="muted">None: all routing keys are allowed.</p>`}
     </section>
     ${asked === "password" && html`<${NewPassword} save=${(password) => save({ password, tags: data.tags }, "Changed.")} own=${name === who.name} onClose=${close} />`}
     ${asked === "tags" && html`<${NewTags} user=${data} save=${(tags) => save({ tags }, "Changed.")} onClose=${close} />`}
     ${asked === "delete" && html`<${Dialog} title="Delete the user?" action="Delete" tone="danger" confirm=${name} onClose=${close}
       onDone=${async () => { const ok = await attempt(() => api(at, { method: "DELETE" }), "Deleted."); if (ok !== null) go("users"); return ok; }}>
-      <p><b class="name">${name}</b> loses its permissions, and its connections are closed.${name === who.name ? " This is you: you will have to log in as somebody else." : ""}</p><//>`}
+      <p><b class="name">${name}</b> loses its permissions, and its connections are closed.${name === who.name ? " This is your own account: you will have to log in as another user." : ""}</p><//>`}
     ${asked && asked.permission && html`<${PermissionEditor} name=${name} permission=${asked.permission} onDone=${permissions.reload} onClose=${close} />`}
     ${asked && asked.topic && html`<${TopicEditor} name=${name} onDone=${topics.reload} onClose=${close} />`}
     ${asked && asked.clearing && html`<${Dialog} title="Clear these permissions?" action="Clear" tone="danger" onClose=${close}
       onDone=${() => remove(`/api/permissions/${q(asked.clearing.vhost)}/${q(name)}`, permissions.reload, "Cleared.")}>
-      <p><b class="name">${name}</b> may no longer enter <b class="name">${asked.clearing.vhost}</b>.</p><//>`}
-    ${asked && asked.forgetting && html`<${Dialog} title="Clear this rule?" action="Clear" tone="danger" onClose=${close}
-      onDone=${() => remove(`/api/topic-permissions/${q(asked.forgetting.vhost)}/${q(name)}?exchange=${q(asked.forgetting.exchange)}`, topics.reload, "Cleared.")}>
-      <p>Every routing key of <b class="name">${asked.forgetting.exchange || "amq.default"}</b> is fine again for <b class="name">${name}</b>.</p><//>`}`;
+      <p><b class="name">${name}</b> loses access to the virtual host <b class="name">${asked.clearing.vhost}</b>.</p><//>`}
+    ${asked && asked.clearingTopic && html`<${Dialog} title="Clear these topic permissions?" action="Clear" tone="danger" onClose=${close}
+      onDone=${() => remove(`/api/topic-permissions/${q(asked.clearingTopic.vhost)}/${q(name)}?exchange=${q(asked.clearingTopic.exchange)}`, topics.reload, "Cleared.")}>
+      <p>All routing keys of <b class="name">${asked.clearingTopic.exchange || "amq.default"}</b> become allowed for <b class="name">${name}</b>.</p><//>`}`;
 }
 
 function NewPassword({ save, own, onClose }) {
   const [password, setPassword] = useState("");
-  return html`<${Dialog} title="Change the password" action="Change it" onDone=${() => save(password)} onClose=${onClose}>
-    <p>The old one is worth nothing from this moment; connections that are there stay.${own ? " Your browser will ask you for the new one." : ""}</p>
+  return html`<${Dialog} title="Change password" action="Change password" onDone=${() => save(password)} onClose=${onClose}>
+    <p>The old password stops working immediately; open connections stay.${own ? " Your browser will ask for the new one." : ""}</p>
     <${Password} label="New password" required=${true} value=${password} set=${setPassword} /><//>`;
 }
 
 function NewTags({ user, save, onClose }) {
   const [tags, setTags] = useState(user.tags);
-  return html`<${Dialog} title="Change the tags" action="Change them" onDone=${() => save(tags)} onClose=${onClose}><${TagBoxes} tags=${tags} setTags=${setTags} /><//>`;
+  return html`<${Dialog} title="Change tags" action="Change tags" onDone=${() => save(tags)} onClose=${onClose}><${TagBoxes} tags=${tags} setTags=${setTags} /><//>`;
 }
 
 function Vhosts({ value, set, fixed }) {
@@ -141,9 +141,9 @@ function PermissionEditor({ name, permission, onDone, onClose }) {
   }, "Set.");
   return html`<${Dialog} title="Permissions" action="Set" onDone=${save} onClose=${onClose}>
     <${Vhosts} value=${vhost} set=${setVhost} fixed=${known} />
-    <p class="muted">Regular expressions, found anywhere in the name of a queue, exchange or topic. Empty allows nothing.</p>
+    <p class="muted">Regular expressions that match anywhere in the name of a queue, exchange or topic. Empty allows nothing.</p>
     <${Pattern} label="Configure" hint="declare, delete" value=${configure} set=${setConfigure} />
-    <${Pattern} label="Write" hint="publish, be bound to" value=${write} set=${setWrite} />
+    <${Pattern} label="Write" hint="publish, bind to" value=${write} set=${setWrite} />
     <${Pattern} label="Read" hint="consume, get, purge, bind from" value=${read} set=${setRead} /><//>`;
 }
 
@@ -159,7 +159,7 @@ function TopicEditor({ name, onDone, onClose }) {
   }, "Set.");
   return html`<${Dialog} title="Topic permissions" action="Set" onDone=${save} onClose=${onClose}>
     <${Vhosts} value=${vhost} set=${setVhost} />
-    <${Field} label="Exchange" hint="of the kind topic"><input required value=${exchange} onInput=${(e) => setExchange(e.target.value)} /><//>
+    <${Field} label="Exchange" hint="of type topic"><input required value=${exchange} onInput=${(e) => setExchange(e.target.value)} /><//>
     <${Pattern} label="Write" hint="routing keys to publish with" value=${write} set=${setWrite} />
     <${Pattern} label="Read" hint="routing keys to bind with" value=${read} set=${setRead} /><//>`;
 }
