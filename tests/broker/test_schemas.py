@@ -13,7 +13,7 @@ SECONDS = 30.0
 
 
 async def test_the_loop_goes_on_while_a_stop_waits_for_a_schema_that_is_parsed() -> None:
-    schemas = Schemas(cast(Any, None))
+    schemas = Schemas(*cast(Any, (None,) * 4))
     came, may_end = threading.Event(), threading.Event()
 
     def work() -> bool:

@@ -210,7 +210,7 @@ async def test_the_numbers_of_the_broker_go_on_when_one_queue_cannot_be_counted(
     broker._watch.cancel()  # its own
     monkeypatch.setattr("headrace.broker.metrics.history.INTERVAL_S", 0.001)
     monkeypatch.setattr("headrace.broker.metrics.history.QUEUES_PER_SECOND", 1e12)
-    history = History(broker)
+    history = History(broker.stats, broker.shard.counters, broker.vhosts, broker.clock)
     failed = []
 
     def fails(_: Queue) -> int:
@@ -238,8 +238,8 @@ async def test_housekeeping_goes_on_when_a_chore_fails_whatever_it_says(broker: 
         done.append(True)
 
     keeper = broker.housekeeping
-    keeper.also(fails)
-    keeper.also(works)
+    keeper.add_task(fails)
+    keeper.add_task(works)
     task = asyncio.ensure_future(keeper.run(0.001))
     await until(lambda: len(done) >= 2 or task.done())
     assert not task.done()

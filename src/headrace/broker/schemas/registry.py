@@ -8,13 +8,14 @@ written, synced and then read back like any other record.
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from headrace.broker.cooperative.changes import to_the_end
 from headrace.broker.schemas.parser_thread import Parsing
 from headrace.broker.streams import publish
+from headrace.broker.streams.append import Appender
 from headrace.broker.streams.partition import Partition
-from headrace.broker.streams.streams import Stream
+from headrace.broker.streams.read import PageReader
+from headrace.broker.streams.streams import Stream, Streams
 from headrace.errors import (
     Conflict,
     CorruptLog,
@@ -24,6 +25,7 @@ from headrace.errors import (
     StreamExists,
     UnreadableBatch,
 )
+from headrace.log.shard import Shard
 from headrace.schemas import refusals, state
 from headrace.schemas.kinds import Schema
 from headrace.schemas.rules import (
@@ -37,9 +39,6 @@ from headrace.schemas.rules import (
 )
 from headrace.schemas.state import IMPORT, Config, Content, Entry, Reference, State, Version
 
-if TYPE_CHECKING:
-    from headrace.broker.broker import Broker
-
 logger = logging.getLogger("headrace.schemas")
 
 TOPIC = "_schemas"
@@ -50,8 +49,11 @@ DECISIONS_MAX = 10
 
 
 class Schemas:
-    def __init__(self, broker: "Broker") -> None:
-        self._broker = broker
+    def __init__(self, streams: Streams, pages: PageReader, appender: Appender, shard: Shard) -> None:
+        self._streams = streams
+        self._pages = pages
+        self._appender = appender
+        self._shard = shard
         self._state = State()  # until it is asked for
         self._stream: Stream | None = None  # that the state is of
         self._next_offset = 0
@@ -66,11 +68,11 @@ class Schemas:
 
     async def current(self) -> State:
         """What the topic says by now."""
-        stream = self._broker.streams.find(TOPIC)
+        stream = self._streams.find(TOPIC)
         if self._is_of(stream) and (stream is None or self._has_read(stream)):
             return self._state
         async with self._reading:
-            stream = self._broker.streams.find(TOPIC)  # it may have been made anew meanwhile
+            stream = self._streams.find(TOPIC)  # it may have been made anew meanwhile
             if not self._is_of(stream):  # the first time, or the topic was deleted
                 self._state, self._stream, self._next_offset = State(self._last_forgotten_id()), stream, 0
                 self._has_begun, self._unread = True, None
@@ -82,7 +84,7 @@ class Schemas:
     @property
     def damage(self) -> StorageError | None:
         """Why answers may lack what was written last: what the topic says up to there holds."""
-        return self._unread or (self._stream.partitions[0].log.damage if self._stream is not None else None)
+        return self._unread or (self._stream.partitions[0].damage if self._stream is not None else None)
 
     def _has_read(self, stream: Stream) -> bool:
         """All there is, or all that can be read before somebody restores the topic."""
@@ -95,7 +97,7 @@ class Schemas:
         partition = stream.partitions[0]
         while (offset := max(self._next_offset, partition.start_offset)) < partition.stable_end:
             try:
-                page = await self._broker.read(stream, partition, offset, limit=PAGE_MESSAGES, bytes_max=PAGE_BYTES)
+                page = await self._pages.read(TOPIC, partition, offset, limit=PAGE_MESSAGES, bytes_max=PAGE_BYTES)
             except UnreadableBatch as error:  # of some producer, no registry's
                 logger.warning("a batch of the schemas' topic is left out: %s", error)
                 self._next_offset = error.next_offset
@@ -314,7 +316,7 @@ class Schemas:
     # Small parts.
 
     def _last_forgotten_id(self) -> int:
-        return int(self._broker.shard.state.get(TABLE, LAST_ID) or b"0")
+        return int(self._shard.state.get(TABLE, LAST_ID) or b"0")
 
     async def _forget(self, known: State, gone: Sequence[Version], *more: Entry) -> None:
         """For good, and what is set for a subject that goes with its last version."""
@@ -333,7 +335,7 @@ class Schemas:
 
     async def _keep_last_id(self, known: State) -> None:
         """Before schemas go for good: messages may be about that still have their ids, which mean nothing else then."""
-        group = self._broker.shard.group()
+        group = self._shard.group()
         group.put(TABLE, LAST_ID, str(known.last_id).encode())
         await group.commit()
 
@@ -356,11 +358,11 @@ class Schemas:
         """Durable, and known, on return."""
         stream = await self._writable()
         messages: list[publish.Outgoing] = [(key, value, (), None, -1) for key, value in entries]
-        await self._broker.publish(stream, messages)
+        await self._appender.publish_messages(stream, messages)
         await self._settled()
 
     async def _writable(self) -> Stream:
-        streams = self._broker.streams
+        streams = self._streams
         try:
             stream = streams.find(TOPIC) or await streams.create(TOPIC, 1, {"cleanup_policy": COMPACT})
         except StreamExists:  # somebody else was faster

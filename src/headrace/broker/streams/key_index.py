@@ -6,15 +6,14 @@ before they asked. It is derived: whatever happens to it, it is made again from 
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from headrace.broker.streams.key_index_rocksdb import NOT_INSTALLED, Entry, KeyStore, is_installed
 from headrace.broker.streams.partition import Partition, Readable, when_loaded
-from headrace.broker.streams.read import without_aborted
-from headrace.broker.streams.streams import Stream
+from headrace.broker.streams.read import PageReader, without_aborted
+from headrace.broker.streams.streams import Stream, Streams
 from headrace.broker.types.aborted_ranges import Aborts
 from headrace.errors import (
     Conflict,
@@ -29,9 +28,6 @@ from headrace.log.disk import paths
 from headrace.log.read.reader import Chunk
 from headrace.record import codec
 from headrace.record.types import Record
-
-if TYPE_CHECKING:
-    from headrace.broker.broker import Broker
 
 logger = logging.getLogger("headrace.keys")
 
@@ -61,8 +57,22 @@ class Stuck(NamedTuple):
 
 
 class Keys:
-    def __init__(self, broker: "Broker") -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        streams: Streams,
+        pages: PageReader,
+        aborted: Callable[[int], Aborts],
+        folder: str,
+        *,
+        has_folder: bool,
+        decompressed_bytes_max: int,
+    ) -> None:
+        self._streams = streams
+        self._pages = pages
+        self._aborted = aborted  # by log id
+        self._folder = folder
+        self._has_folder = has_folder
+        self._decompressed_bytes_max = decompressed_bytes_max
         self._store: KeyStore | None = None
         self._ends: dict[int, int] = {}  # by log: how far the index goes
         self._indexed: set[int] = set()  # the logs of the last round
@@ -77,7 +87,7 @@ class Keys:
     def start(self) -> None:
         """Blocking, and before anything is appended: an index that goes further than its log is of one that lost its
         last records in a power cut."""
-        if self._has_folder() and is_installed():
+        if self._has_folder and is_installed():
             self._store = KeyStore(self._folder)
             self._indexed = set(self._store.logs())
             for _, partition in self._partitions():
@@ -121,7 +131,7 @@ class Keys:
 
     async def _record(self, stream: Stream, partition: Partition, offset: int) -> Record | None:
         try:
-            page = await self._broker.read(stream, partition, offset, limit=1, bytes_max=CHUNK_BYTES)
+            page = await self._pages.read(stream.name, partition, offset, limit=1, bytes_max=CHUNK_BYTES)
         except OffsetOutOfRange:  # retention was faster
             return None
         return page.records[0] if page.records and page.records[0].offset == offset else None
@@ -166,7 +176,7 @@ class Keys:
     def _partitions(self) -> list[tuple[Stream, Partition]]:
         return [
             (stream, partition)
-            for stream in self._broker.streams
+            for stream in self._streams
             if stream.settings.key_index
             for partition in stream.partitions
         ]
@@ -220,9 +230,9 @@ class Keys:
             chunk = await when_loaded(lambda: partition.read_now(start, CHUNK_BYTES, end=end))
         except OffsetOutOfRange:
             return True  # retention was faster: once more from where the log begins now
-        known = self._broker.coordination.producers.aborted(log.id)
+        known = self._aborted(log.id)
         aborted = Aborts(known.between(chunk.base_offset, chunk.next_offset))  # for a thread: nobody changes these
-        limit = self._broker.config.decompressed_bytes_max
+        limit = self._decompressed_bytes_max
         to = max(chunk.next_offset, start + 1)
         entries = await self._in(self._indexing, _entries, chunk, aborted, start, end, limit)
         await self._in(self._indexing, store.put, log.id, entries, to)
@@ -259,13 +269,6 @@ class Keys:
             poked.cancel()
 
     # Small parts.
-
-    def _has_folder(self) -> bool:
-        return self._broker.disk.exists(self._folder)
-
-    @property
-    def _folder(self) -> str:
-        return os.path.join(self._broker.config.data_dir, FOLDER)
 
     async def _opened(self) -> KeyStore:
         if self._store is None:

@@ -1,9 +1,9 @@
 """Reading messages one by one, for those who do not want whole batches."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from headrace.broker.streams.partition import Partition, ReadWaits
+from headrace.broker.streams.partition import Partition, ReadWaits, when_loaded
 from headrace.broker.types.aborted_ranges import NO_ABORTS, Aborted, Aborts
 from headrace.errors import CorruptBatch, CorruptLog, DecompressedTooLarge, UnreadableBatch
 from headrace.record import codec
@@ -18,6 +18,27 @@ MESSAGE_OVERHEAD = 64
 class Page(NamedTuple):
     records: list[Record]
     next_offset: int  # where to go on; past what was skipped (control records, compacted ones)
+
+
+class PageReader:
+    """Reads pages of committed messages, waiting for the disk without blocking the event loop."""
+
+    def __init__(self, aborted: Callable[[int], Aborts], decompressed_bytes_max: int) -> None:
+        self._aborted = aborted  # by log id
+        self._decompressed_bytes_max = decompressed_bytes_max
+
+    async def read(self, stream: str, partition: Partition, offset: int, *, limit: int, bytes_max: int) -> Page:
+        return await when_loaded(
+            lambda: read_page(
+                stream,
+                partition,
+                offset,
+                limit=limit,
+                bytes_max=bytes_max,
+                decompressed_bytes_max=self._decompressed_bytes_max,
+                aborted=self._aborted(partition.log_id),
+            )
+        )
 
 
 def read_page(

@@ -26,8 +26,8 @@ class Housekeeping:
         self._clock = clock
         self._chores: list[Callable[[], Awaitable[object]]] = []
 
-    def also(self, chore: Callable[[], Awaitable[object]]) -> None:
-        """Something else that wants doing now and then."""
+    def add_task(self, chore: Callable[[], Awaitable[object]]) -> None:
+        """Run `chore` in every round of housekeeping, after retention."""
         self._chores.append(chore)
 
     async def run(self, interval_s: float) -> None:
