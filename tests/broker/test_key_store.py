@@ -87,5 +87,5 @@ def test_a_store_that_cannot_be_read_is_made_anew(tmp_path: Path, caplog: pytest
     (folder / "CURRENT").write_bytes(b"rot")
     again = KeyStore(str(folder))
     assert again.end(LOG) == 0
-    assert "is made again" in caplog.text
+    assert "is rebuilt" in caplog.text
     again.close()

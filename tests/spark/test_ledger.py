@@ -332,7 +332,7 @@ async def test_an_upload_of_a_commit_under_way_is_not_replaced(tmp_path: Path) -
         broker.staging.hold([name])
         with pytest.raises(Conflict, match="being committed"):
             await broker.staging.store(name, batch(0, 9), batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
-        broker.staging.let_go([name])
+        broker.staging.release([name])
         await broker.staging.store(name, batch(0, 9), batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
     finally:
         await broker.close()

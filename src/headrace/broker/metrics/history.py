@@ -1,7 +1,7 @@
-"""The last minutes of the broker in numbers: sampled once a second from counters that are there anyway.
+"""The recent history of the broker's counters, sampled once a second for the dashboard.
 
-Depths of thousands of queues are not summed every second: the more queues, the older the sum may be, so
-that looking costs a fixed small share of the loop whatever there is to look at.
+The depths of thousands of queues are not summed every second: the more queues, the older the sum may be, so that
+sampling costs a fixed small share of the event loop.
 """
 
 import asyncio
@@ -58,14 +58,14 @@ class History:
             await asyncio.sleep(INTERVAL_S)
 
     async def _take_safely(self) -> None:
-        """A sample that fails is left out and said once: without the next ones the dashboard would stand still."""
+        """Skip a sample that fails and log the first failure: without later samples the dashboard would freeze."""
         try:
             if self._clock.monotonic() >= self._depth_due_s:
                 await self._sum_queues()
             self.take()
         except Exception:
             if not self._has_failed:
-                logger.exception("the broker's numbers could not be taken")
+                logger.exception("sampling the broker's counters failed")
             self._has_failed = True
         else:
             self._has_failed = False
@@ -108,7 +108,7 @@ class History:
         self._depth_due_s = self._clock.monotonic() + len(queues) / QUEUES_PER_SECOND - INTERVAL_S / 2
 
     def next(self) -> "asyncio.Future[None]":
-        """Done when the next sample is there."""
+        """Done when the next sample is taken."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(future)
         return future
