@@ -223,7 +223,7 @@ def test_a_copy_that_finds_no_room_does_not_refuse_a_change_nor_bring_back_the_p
 
 
 @pytest.mark.parametrize("kind", ["create", "pwrite", "sync", "rename", "sync_dir", "unlink"])
-def test_a_failing_disk_never_leaves_a_copy_that_is_behind(kind: str) -> None:
+def test_a_failing_disk_never_leaves_an_outdated_copy(kind: str) -> None:
     """Every call of three changes fails once; then every document rots. What comes back was true at the end."""
     for nth in range(1, 9):
         disk = SimulatedDisk()

@@ -67,7 +67,7 @@ def test_a_batch_is_stored_once_and_answers_the_same_when_repeated(shared_broker
     assert not staged_files(broker)
 
 
-def test_what_is_not_whole_batches_is_refused_and_changes_nothing(shared_broker: RunningBroker) -> None:
+def test_incomplete_batches_are_refused_and_change_nothing(shared_broker: RunningBroker) -> None:
     broker = shared_broker
     broker.create("strict")
     good = batch(0, 10)
@@ -208,7 +208,7 @@ async def test_a_delete_horizon_of_another_log_does_not_come_with_an_upload(tmp_
     staging.close()
 
 
-async def test_a_batch_that_is_decided_keeps_its_uploads_whoever_throws_them_away(tmp_path: Path) -> None:
+async def test_a_decided_batch_keeps_its_uploads_even_if_they_are_discarded(tmp_path: Path) -> None:
     """A driver that heard no answer in time aborts, and discards what the broker is just making a plan of: a plan whose
     files are gone could never be finished, and no later batch of this writer would be stored."""
     config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None)
@@ -307,7 +307,7 @@ async def test_a_writer_stays_its_users_through_a_restart(
         await again.close()
 
 
-async def test_a_writer_that_an_older_version_kept_is_nobodys(tmp_path: Path) -> None:
+async def test_a_writer_of_an_older_version_has_no_owner(tmp_path: Path) -> None:
     config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None)
     broker = await Broker.open(config)
     group = broker.shard.group()

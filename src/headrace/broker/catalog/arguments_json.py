@@ -34,9 +34,8 @@ def to_plain(value: Any) -> Any:
         return [to_plain(item) for item in value]
     if isinstance(value, Mapping):
         members = _table(value, to_plain)
-        return (
-            {"$table": members} if _kind(value) is not None else members
-        )  # a client's table that looks like one of our type objects
+        # A client's own table may look like one of our type objects: it is wrapped.
+        return {"$table": members} if _kind(value) is not None else members
     return value
 
 
