@@ -82,7 +82,7 @@ class Rotten:
         return Chunk(bytes(batch([b"one"])), 0, 1)
 
 
-def test_what_lies_before_damage_is_read_and_then_the_damage_is_said() -> None:
+def test_records_before_damage_are_read_and_then_the_damage_raises() -> None:
     partition: Any = Rotten()
     bounds = {"limit": 10, "bytes_max": 1 << 20, "decompressed_bytes_max": 1 << 20}
     page = read_page("rotten", partition, 0, **bounds)
@@ -99,7 +99,7 @@ def message(value: bytes, key: bytes | None = None, stamp: int = -1) -> tuple[An
 # Streams.
 
 
-async def test_streams_survive_a_restart_whatever_they_are_called(tmp_path: Path) -> None:
+async def test_streams_survive_a_restart_under_any_name(tmp_path: Path) -> None:
     names = ["plain", "../../etc", "x" * 255, "é✓ \n\0", "."]
     first = await Broker.open(config(tmp_path))
     for name in names:
@@ -208,7 +208,7 @@ async def test_a_catalog_that_cannot_be_written_changes_nothing(tmp_path: Path) 
     await broker.close()
 
 
-async def test_a_full_disk_keeps_nobody_from_stopping_and_the_next_start_stores_what_the_journal_holds(
+async def test_a_broker_stops_on_a_full_disk_and_the_next_start_stores_what_the_journal_holds(
     tmp_path: Path,
 ) -> None:
     class Full(RealDisk):
@@ -294,7 +294,7 @@ async def test_publishing_to_a_deleted_stream_fails(broker: Broker) -> None:
         await broker.publish(stream, [message(b"x")])
 
 
-async def test_a_data_folder_that_is_gone_is_said_and_nothing_is_confirmed_any_more(
+async def test_a_deleted_data_folder_is_reported_and_nothing_is_confirmed_any_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Files without a name take what is written, and nobody ever finds it again."""

@@ -1,4 +1,4 @@
-"""A broker that starts with a damaged log: that one stands still, and all others go on."""
+"""A broker that starts with a damaged log: that log is read-only, and all others work."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def damage(folder: Path, log: str) -> None:
     path.write_bytes(data)
 
 
-async def test_a_queue_whose_first_message_is_damaged_stops_no_start(
+async def test_a_queue_whose_first_message_is_damaged_does_not_prevent_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with opened(tmp_path) as broker:

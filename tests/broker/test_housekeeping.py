@@ -1,4 +1,4 @@
-"""The chores that nobody asks for."""
+"""Housekeeping: retention, compaction and expiry of cursors."""
 
 import asyncio
 from pathlib import Path
@@ -112,9 +112,7 @@ TAKES_MESSAGES = [
 
 
 @pytest.mark.parametrize("stream", TAKES_MESSAGES)
-async def test_what_holds_for_all_topics_takes_nothing_from_a_queue_that_nobody_has_settled(
-    tmp_path: Path, stream: StreamSettings
-) -> None:
+async def test_topic_defaults_delete_no_unsettled_messages_of_queues(tmp_path: Path, stream: StreamSettings) -> None:
     clock = ManualClock()
     broker = await opened(tmp_path, stream, clock)
     host = broker.vhosts.get("/")
@@ -132,7 +130,7 @@ async def test_what_holds_for_all_topics_takes_nothing_from_a_queue_that_nobody_
     await broker.close()
 
 
-async def test_a_log_that_somebody_else_compacts_is_left_to_them(tmp_path: Path) -> None:
+async def test_a_log_that_is_being_compacted_is_skipped(tmp_path: Path) -> None:
     stream = StreamSettings(segment_size=2048, cleanup_policy="compact")
     broker = await opened(tmp_path, stream)
     topic = await broker.streams.create("a")

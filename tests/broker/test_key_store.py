@@ -1,4 +1,4 @@
-"""The store of the index of keys by itself, RocksDB and all."""
+"""The RocksDB store of the key index, without the index itself."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,7 +79,7 @@ def test_a_log_is_dropped_with_all_its_keys(store: KeyStore, log_id: int) -> Non
     assert store.logs() == [log_id - 1]
 
 
-def test_a_store_that_cannot_be_read_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_cannot_be_read_is_rebuilt(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "keys"
     store = KeyStore(str(folder))
     store.put(LOG, [(b"a", 1)], 2)
@@ -87,5 +87,5 @@ def test_a_store_that_cannot_be_read_is_made_anew(tmp_path: Path, caplog: pytest
     (folder / "CURRENT").write_bytes(b"rot")
     again = KeyStore(str(folder))
     assert again.end(LOG) == 0
-    assert "is made again" in caplog.text
+    assert "is rebuilt" in caplog.text
     again.close()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from headrace.broker.catalog.catalog import Catalog
+from headrace.broker.catalog.file_catalog import FileCatalog
 from headrace.broker.queues.queue_arguments import QueueArguments, parse_arguments
 from headrace.broker.vhosts.policies import TIGHTEST, Policies, Policy, check, limits, merge
 from headrace.errors import InvalidInput
@@ -116,7 +116,7 @@ def test_a_stored_pattern_that_is_no_longer_taken_fits_nothing_and_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An earlier version took possessive repeats. The broker starts all the same, and says which policy it is."""
-    catalog = Catalog(RealDisk(), str(tmp_path))
+    catalog = FileCatalog(RealDisk(), str(tmp_path))
     catalog.put("policies", ("/", "old"), {"pattern": "a++b", "definition": {"max-length": 1}})
     policies = Policies(catalog)
     assert not policies.get("/", "old").fits_name("aab")

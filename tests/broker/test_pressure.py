@@ -1,4 +1,4 @@
-"""The memory manager's decisions as pure functions of numbers, and the order in which it takes memory back."""
+"""Back-pressure: its decisions as pure functions of numbers, and the order in which it reclaims memory."""
 
 import logging
 import platform
@@ -210,7 +210,7 @@ async def test_the_largest_holders_are_asked_first_and_only_as_much_as_is_needed
     await world.pressure.close()
 
 
-async def test_what_work_left_behind_goes_back_once_and_only_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_allocator_is_trimmed_once_after_a_busy_period(monkeypatch: pytest.MonkeyPatch) -> None:
     trims: list[int] = []
     monkeypatch.setattr("headrace.broker.pressure.pressure.trim_allocator", lambda: trims.append(1))
     world = World()
@@ -293,12 +293,12 @@ async def test_a_burst_is_looked_at_before_the_next_tick() -> None:
     await world.pressure.close()
 
 
-async def test_publishers_that_can_be_told_no_are_told_when_to_come_back() -> None:
+async def test_refused_publishers_get_a_retry_time() -> None:
     world = World()
     world.pressure.check()
     world.free = 50 * MB
     world.step(1.1)
-    with pytest.raises(DiskFull, match="50 MB free, 125 MB would do"):
+    with pytest.raises(DiskFull, match="50 MB free, 125 MB needed"):
         world.pressure.check()
     world.memory.rss = 990 * MB
     world.step()
@@ -337,10 +337,10 @@ async def test_the_time_publishers_were_paused_is_counted() -> None:
     await world.pressure.close()
 
 
-async def test_a_limit_that_an_empty_broker_does_not_fit_into_is_said(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_memory_limit_below_an_empty_broker_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         await World(rss=900 * MB).pressure.close()
-    assert "leaves no room" in caplog.text
+    assert "is too small" in caplog.text
 
 
 # The machine.

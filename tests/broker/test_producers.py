@@ -320,7 +320,7 @@ def test_d6_what_a_refused_snapshot_was_to_know_is_kept_from_compaction(
     bench.shard.close()
 
 
-def test_a_batch_that_has_rotted_behind_the_snapshot_stops_its_log_and_no_other(tmp_path: Path) -> None:
+def test_a_damaged_batch_after_the_snapshot_stops_its_log_and_no_other(tmp_path: Path) -> None:
     """The broker did not start."""
     bench = Bench(tmp_path)
     producers = producers_of(bench)
@@ -389,7 +389,7 @@ def test_an_aborted_transaction_is_forgotten_before_its_marker_goes(
     bench.shard.close()
 
 
-def test_d6_records_that_somebody_deletes_are_still_known_after_a_kill(tmp_path: Path) -> None:
+def test_d6_producers_of_deleted_records_are_still_known_after_a_kill(tmp_path: Path) -> None:
     """DeleteRecords moved the beginning of the log past what no snapshot knew yet."""
     bench = Bench(tmp_path)
     producers = producers_of(bench)

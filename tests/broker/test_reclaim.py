@@ -1,4 +1,4 @@
-"""The disk gets back what queues have settled, and a stuck message holds only itself."""
+"""The disk space of settled messages is reclaimed, and a stuck message keeps only itself."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -164,7 +164,7 @@ async def test_a_cursor_that_came_while_the_disk_was_waited_for_holds_what_it_ha
 
 
 @pytest.mark.parametrize("kept", [set(), {3, 250}], ids=["whole segments", "around stuck ones"])
-async def test_what_moves_elsewhere_is_there_before_its_old_place_is_taken_away(
+async def test_a_moved_message_is_durable_before_its_old_copy_is_deleted(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, kept: set[int]
 ) -> None:
     """A dead letter counts as settled from when its move begins; a kill before the move is stored would lose it."""

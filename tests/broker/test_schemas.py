@@ -1,4 +1,4 @@
-"""The schema registry as the broker has it. Over HTTP: tests/listeners/http/test_registry.py."""
+"""The schema registry inside the broker. Over HTTP: tests/listeners/http/test_registry.py."""
 
 import asyncio
 import threading
@@ -12,8 +12,8 @@ from headrace.errors import LogClosed
 SECONDS = 30.0
 
 
-async def test_the_loop_goes_on_while_a_stop_waits_for_a_schema_that_is_parsed() -> None:
-    schemas = Schemas(cast(Any, None))
+async def test_the_event_loop_runs_while_a_stop_waits_for_a_schema_that_is_parsed() -> None:
+    schemas = Schemas(*cast(Any, (None,) * 4))
     came, may_end = threading.Event(), threading.Event()
 
     def work() -> bool:

@@ -1,4 +1,4 @@
-"""Transactions of version 2 (KIP-890): batches and offsets that bring themselves in, and an epoch for each."""
+"""Transactions of version 2 (KIP-890): batches and offsets add their partition or group; each has its own epoch."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -101,7 +101,7 @@ async def test_d9_a_batch_brings_its_partition_into_the_transaction_and_a_restar
         assert log_of(broker).stable_end == log_of(broker).visible_end == 3
 
 
-async def test_d9_a_batch_that_comes_again_after_one_that_found_no_room_brings_its_partition_in(tmp_path: Path) -> None:
+async def test_d9_a_batch_that_is_retried_after_a_full_disk_adds_its_partition(tmp_path: Path) -> None:
     """Stored without it, nothing would end what it belongs to after a kill."""
     disk = Full()
     async with opened(tmp_path, disk) as broker:
@@ -119,7 +119,7 @@ async def test_d9_a_batch_that_comes_again_after_one_that_found_no_room_brings_i
         assert log_of(broker).stable_end == 2
 
 
-async def test_a_topic_made_anew_under_its_name_is_ended_after_a_restart_and_nothing_is_left(tmp_path: Path) -> None:
+async def test_a_recreated_topic_is_ended_after_a_restart_and_nothing_is_left(tmp_path: Path) -> None:
     async with opened(tmp_path) as broker:
         producer = await begin(broker)
         await broker.streams.delete("t")
@@ -132,7 +132,7 @@ async def test_a_topic_made_anew_under_its_name_is_ended_after_a_restart_and_not
         assert [*broker.shard.state.items(JOINED)] == []
 
 
-async def test_a_partition_that_is_not_on_the_disk_yet_is_not_said_to_be_in_it(tmp_path: Path) -> None:
+async def test_a_partition_is_not_in_the_transaction_before_it_is_durable(tmp_path: Path) -> None:
     async with opened(tmp_path) as broker:
         await broker.streams.create("t")
         transactions = broker.coordination.transactions
@@ -160,7 +160,7 @@ async def test_offsets_bring_their_group_into_the_transaction(tmp_path: Path) ->
         assert found is not None and found.offset == 3
 
 
-async def test_a_batch_is_taken_while_offsets_of_its_transaction_are_on_their_way(tmp_path: Path) -> None:
+async def test_a_batch_is_accepted_while_offsets_of_its_transaction_are_being_stored(tmp_path: Path) -> None:
     async with opened(tmp_path) as broker:
         producer = await begin(broker)
         transactions = broker.coordination.transactions
@@ -185,7 +185,7 @@ async def test_a_log_that_is_owed_a_marker_takes_no_batch_before_it(tmp_path: Pa
 
 
 @pytest.mark.parametrize("commit", [True, False])
-async def test_every_end_moves_the_epoch_on_and_is_told_again_to_who_asks_again(tmp_path: Path, commit: bool) -> None:
+async def test_every_end_increases_the_epoch_and_a_retry_gets_the_same_answer(tmp_path: Path, commit: bool) -> None:
     async with opened(tmp_path) as broker:
         producer = await begin(broker)
         following = await end(broker, producer, commit=commit)
@@ -244,7 +244,7 @@ async def test_to_abort_nothing_moves_the_epoch_on_and_to_commit_nothing_is_refu
         assert broker.coordination.transactions.get("x").instance == producer
 
 
-async def test_nobody_is_told_of_an_end_that_is_not_on_the_disk(tmp_path: Path) -> None:
+async def test_an_end_is_not_visible_before_it_is_durable(tmp_path: Path) -> None:
     disk = Full()
     async with opened(tmp_path, disk) as broker:
         producer = await begin(broker)
@@ -274,7 +274,7 @@ async def test_an_abort_of_nothing_that_found_no_room_opens_nothing(tmp_path: Pa
         assert await end(broker, producer, commit=False) == next_of(producer)
 
 
-async def test_only_who_was_the_producer_is_told_who_it_is_now(tmp_path: Path) -> None:
+async def test_only_the_previous_instance_learns_the_next_one(tmp_path: Path) -> None:
     async with opened(tmp_path) as broker:
         producer = await begin(broker)
         transactions = broker.coordination.transactions
@@ -298,7 +298,7 @@ async def test_only_who_was_the_producer_is_told_who_it_is_now(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("epoch", [0, EPOCH_MAX])
-async def test_a_producer_whose_time_was_up_can_only_abort_and_goes_on(tmp_path: Path, epoch: int) -> None:
+async def test_a_producer_that_timed_out_can_only_abort_and_continue(tmp_path: Path, epoch: int) -> None:
     async with opened(tmp_path) as broker:
         producer = await begin(broker, epoch)
         transactions = broker.coordination.transactions
@@ -319,7 +319,7 @@ async def test_a_producer_whose_time_was_up_can_only_abort_and_goes_on(tmp_path:
         assert log_of(broker).stable_end == log_of(broker).visible_end == 4
 
 
-async def test_who_aborts_while_its_time_is_up_hears_of_it_when_it_is_on_the_disk(tmp_path: Path) -> None:
+async def test_an_abort_during_the_timeout_is_answered_when_it_is_durable(tmp_path: Path) -> None:
     """Told before, and without room for it, it would go on in a transaction that it thinks is over."""
     disk = Full()
     async with opened(tmp_path, disk) as broker:

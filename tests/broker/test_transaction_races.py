@@ -1,4 +1,4 @@
-"""Transactions whose ground moves while they wait for the disk: full disks, topics made anew, time that runs out."""
+"""Transactions with races while they wait for the disk: full disks, recreated topics, timeouts."""
 
 import asyncio
 import errno
@@ -83,7 +83,7 @@ async def begin(broker: Broker) -> tuple[int, int]:
     return pid, epoch
 
 
-async def test_d9_a_partition_that_found_no_room_in_a_transaction_is_not_told_to_be_in_it_the_next_time(
+async def test_d9_a_partition_that_could_not_be_stored_is_not_in_the_transaction_at_the_next_attempt(
     tmp_path: Path,
 ) -> None:
     """Told so and killed, nobody knew that the transaction was open: its records held back readers for ever."""
@@ -108,7 +108,7 @@ async def test_d9_a_partition_that_found_no_room_in_a_transaction_is_not_told_to
         assert log_of(broker).stable_end == 2
 
 
-async def test_a_group_that_found_no_room_in_a_transaction_is_not_told_to_be_in_it_the_next_time(
+async def test_a_group_that_could_not_be_stored_is_not_in_the_transaction_at_the_next_attempt(
     tmp_path: Path,
 ) -> None:
     disk = Full()
@@ -123,7 +123,7 @@ async def test_a_group_that_found_no_room_in_a_transaction_is_not_told_to_be_in_
         await transactions.add_group("x", pid, epoch, "g")
 
 
-async def test_a_topic_made_anew_under_its_name_gets_the_marker_of_what_is_written_to_it(tmp_path: Path) -> None:
+async def test_a_recreated_topic_gets_the_marker_of_its_own_records(tmp_path: Path) -> None:
     """The transaction had the log of the topic that was: nothing ended what was written to the new one."""
     async with opened(tmp_path) as broker:
         transactions = broker.coordination.transactions
@@ -138,7 +138,7 @@ async def test_a_topic_made_anew_under_its_name_gets_the_marker_of_what_is_writt
         assert log_of(broker).stable_end == log_of(broker).visible_end == 2
 
 
-async def test_a_transaction_whose_time_is_up_while_its_end_finds_no_room_is_aborted_all_the_same(
+async def test_a_transaction_that_times_out_while_its_end_cannot_be_stored_is_aborted(
     tmp_path: Path,
 ) -> None:
     disk = Full()
@@ -160,7 +160,7 @@ async def test_a_transaction_whose_time_is_up_while_its_end_finds_no_room_is_abo
         assert one.timer is not None, "nobody would ever abort it"
 
 
-async def test_who_aborts_while_its_time_is_up_hears_of_it_when_it_is_on_the_disk(tmp_path: Path) -> None:
+async def test_an_abort_during_the_timeout_is_answered_when_it_is_durable(tmp_path: Path) -> None:
     """Told before, and without room for it, it would go on in a transaction that it thinks is over."""
     disk = Full()
     async with opened(tmp_path, disk) as broker:
@@ -231,7 +231,7 @@ async def test_d9_offsets_of_a_transaction_hang_on_it_until_its_end_is_on_the_di
         assert transactions.pending_offsets("g") == set()
 
 
-async def test_what_a_producer_sent_behind_a_batch_that_found_no_room_is_refused_with_it(tmp_path: Path) -> None:
+async def test_batches_after_one_that_could_not_be_stored_are_refused_with_it(tmp_path: Path) -> None:
     """The second was stored without the first, which then came too late for its number."""
     disk = Full()
     async with opened(tmp_path, disk) as broker:
@@ -322,7 +322,7 @@ def numbered(pid: int, epoch: int, sequence: int, *, transactional: bool = False
     )
 
 
-async def test_d6_the_first_batch_of_a_transaction_comes_first_though_it_was_told_to_wait(tmp_path: Path) -> None:
+async def test_d6_a_throttled_first_batch_of_a_transaction_stays_first(tmp_path: Path) -> None:
     """The broker was writing an earlier one's marker to another log. The second batch was stored then, and opened the
     transaction: the first, which came again, was out of order."""
     async with opened(tmp_path) as broker:
@@ -341,7 +341,7 @@ async def test_d6_the_first_batch_of_a_transaction_comes_first_though_it_was_tol
         assert [(await send(sequence)).base_offset for sequence in (0, 1)] == [0, 1]
 
 
-async def test_d6_a_later_batch_of_a_transaction_that_was_told_to_wait_is_not_its_first(tmp_path: Path) -> None:
+async def test_d6_a_throttled_later_batch_of_a_transaction_does_not_become_its_first(tmp_path: Path) -> None:
     async with opened(tmp_path) as broker:
         await broker.streams.create("t")
         transactions = broker.coordination.transactions

@@ -1,4 +1,4 @@
-"""Transactional ids over time: who may start over after a restart, which are forgotten, damage to what one touched."""
+"""Transactional ids over time: restarts of their producers, expiry, and damage to the logs they wrote to."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -70,7 +70,7 @@ async def test_a_producer_whose_transaction_timed_out_may_start_over_after_a_res
 
 
 @pytest.mark.parametrize("epoch", [0, EPOCH_MAX])
-async def test_a_producer_asks_again_whose_answer_a_restart_swallowed(tmp_path: Path, epoch: int) -> None:
+async def test_a_producer_whose_answer_a_restart_lost_may_retry(tmp_path: Path, epoch: int) -> None:
     """With the last epoch it got another id, which it never heard of."""
     async with opened(tmp_path) as broker:
         transactions = broker.coordination.transactions
@@ -123,7 +123,7 @@ async def test_transactional_ids_are_forgotten_after_a_week_without_use_but_not_
         assert fresh != old and epoch == 0
 
 
-async def test_who_comes_back_while_an_id_is_forgotten_is_told_to_try_again(tmp_path: Path) -> None:
+async def test_a_producer_that_returns_while_its_id_expires_must_retry(tmp_path: Path) -> None:
     clock = ManualClock()
     async with opened(tmp_path, clock) as broker:
         transactions = broker.coordination.transactions

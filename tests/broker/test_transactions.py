@@ -1,4 +1,4 @@
-"""Transactions: begun, ended, timed out, fenced, and found again after a restart."""
+"""Transactions: begun, ended, timed out, fenced, and restored after a restart."""
 
 import asyncio
 from pathlib import Path
@@ -70,7 +70,7 @@ async def test_a_transaction_is_aborted_and_fenced_when_its_time_is_up(tmp_path:
             await transactions.end("x", pid, epoch, commit=True)
 
 
-async def test_a_producer_whose_transaction_timed_out_may_start_over_and_a_stranger_may_not(
+async def test_a_producer_may_restart_after_a_timeout_and_another_one_may_not(
     tmp_path: Path,
 ) -> None:
     async with opened(tmp_path) as broker:
@@ -87,7 +87,7 @@ async def test_a_producer_whose_transaction_timed_out_may_start_over_and_a_stran
             await transactions.begin_producer("x", 1000, pid, epoch)
 
 
-async def test_a_producer_whose_transaction_timed_out_hears_what_it_can_go_on_from(tmp_path: Path) -> None:
+async def test_a_producer_whose_transaction_timed_out_gets_an_error_it_can_recover_from(tmp_path: Path) -> None:
     """Of a batch, that its epoch is old: a fence ends Java's producers. And that it is aborted, as it asks then."""
     async with opened(tmp_path) as broker:
         await broker.streams.create("t")

@@ -1,4 +1,4 @@
-"""What is small on disk and large in memory is taken apart batch by batch, and no further than a page goes."""
+"""Highly compressed batches are decompressed one by one, and no further than a page needs."""
 
 import asyncio
 import os
@@ -71,7 +71,7 @@ def unfolded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-async def test_reading_unfolds_about_as_much_as_a_page_takes(
+async def test_reading_decompresses_about_as_much_as_a_page_takes(
     broker: Broker, folded: Partition, unfolded: list[int]
 ) -> None:
     stream = broker.streams.get("folded")
@@ -86,7 +86,7 @@ async def test_reading_unfolds_about_as_much_as_a_page_takes(
     assert seen == BATCHES * MESSAGES
 
 
-async def test_a_page_that_ends_with_a_batch_goes_on_behind_it(broker: Broker, folded: Partition) -> None:
+async def test_a_page_that_ends_with_a_batch_continues_after_it(broker: Broker, folded: Partition) -> None:
     stream = broker.streams.get("folded")
     page = await broker.read(stream, folded, 0, limit=10_000, bytes_max=MESSAGES * (SIZE + 64))
     assert (len(page.records), page.next_offset) == (MESSAGES, MESSAGES)
@@ -94,13 +94,13 @@ async def test_a_page_that_ends_with_a_batch_goes_on_behind_it(broker: Broker, f
     assert (len(page.records), page.next_offset) == (MESSAGES, MESSAGES)
 
 
-async def test_browsing_unfolds_about_as_much_as_a_page_takes(folded: Partition, unfolded: list[int]) -> None:
+async def test_browsing_decompresses_about_as_much_as_a_page_takes(folded: Partition, unfolded: list[int]) -> None:
     found = await browse(folded, 0, limit=500, bytes_max=BATCH_BYTES + 1, decompressed_bytes_max=128 << 20)
     assert (len(found.records), found.next_offset) == (MESSAGES + 1, MESSAGES + 1)
     assert sum(unfolded) == 2 * BATCH_BYTES
 
 
-async def test_a_search_ends_its_page_after_many_bytes_and_is_gone_on_with(
+async def test_a_search_ends_its_page_after_many_bytes_and_can_continue(
     folded: Partition, unfolded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(browsing, "SCAN_BYTES_MAX", 2 * BATCH_BYTES)
@@ -156,7 +156,7 @@ class Prefetching:
 
 
 @pytest.mark.parametrize("how", ["basic.get", "a consumer", "a consumer of a stream"])
-async def test_a_compressed_batch_in_a_queue_is_unfolded_once_for_all_its_messages(
+async def test_a_compressed_batch_in_a_queue_is_decompressed_once_for_all_its_messages(
     broker: Broker, times_unfolded: list[int], unfolded: list[int], how: str
 ) -> None:
     """One by one, each of them cost as much as the whole batch."""
@@ -181,7 +181,7 @@ async def test_a_compressed_batch_in_a_queue_is_unfolded_once_for_all_its_messag
     assert len(unfolded) < len(sent) / 50, "walks through a batch"
 
 
-async def test_a_batch_too_large_to_be_kept_unfolded_is_read_all_the_same(
+async def test_a_batch_too_large_to_be_cached_decompressed_is_still_read(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(view, "UNFOLDED_BYTES_MAX", 1000)
@@ -192,7 +192,7 @@ async def test_a_batch_too_large_to_be_kept_unfolded_is_read_all_the_same(
     assert bodies(queue) == sent
 
 
-async def test_a_look_by_time_unfolds_the_batch_that_it_ends_in_and_no_other(
+async def test_a_search_by_time_decompresses_only_the_batch_it_ends_in(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A megabyte that is read at once may unfold to gigabytes, and each look decoded all of it."""
@@ -227,7 +227,7 @@ class Held(bytes):
         Held.alive_bytes -= len(self)
 
 
-async def test_of_many_looks_by_time_that_wait_for_the_thread_only_the_one_whose_turn_it_is_holds_a_batch(
+async def test_of_many_searches_by_time_that_wait_for_the_thread_only_the_running_one_holds_a_batch(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks, size = 20, 100_000

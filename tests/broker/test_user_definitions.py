@@ -8,7 +8,7 @@ import pytest
 
 from headrace.broker.access.permissions import Permission, TopicPermission
 from headrace.broker.broker import Broker
-from headrace.broker.catalog.catalog import Catalog
+from headrace.broker.catalog.file_catalog import FileCatalog
 from headrace.broker.vhosts import definitions
 from headrace.config import Config
 from headrace.errors import InvalidInput
@@ -129,7 +129,7 @@ async def test_a_folder_of_a_version_without_users_gets_guest_with_rights_in_eve
     opened: Open, tmp_path: Path
 ) -> None:
     (tmp_path / "old").mkdir()
-    Catalog(RealDisk(), str(tmp_path / "old")).put("vhosts", ("team",), {})
+    FileCatalog(RealDisk(), str(tmp_path / "old")).put("vhosts", ("team",), {})
     users = (await opened("old")).users
     assert users.is_open
     assert list(users.permissions()) == [("/", "guest"), ("team", "guest")]

@@ -14,7 +14,7 @@ import pytest
 from headrace.broker.access import passwords
 from headrace.broker.access.permissions import EVERYTHING, Permission, TopicPermission
 from headrace.broker.access.users import GUEST, Users
-from headrace.broker.catalog.catalog import Catalog
+from headrace.broker.catalog.file_catalog import FileCatalog
 from headrace.broker.vhosts.policies import Policies, Policy
 from headrace.errors import CorruptCatalog, InvalidInput, NotFound
 from headrace.log.disk.disk import Disk, RealDisk
@@ -32,7 +32,7 @@ def reopen(tmp_path: Path) -> Callable[[], Users]:
 
 
 def opened(disk: Disk, folder: str) -> Users:
-    users = Users(Catalog(disk, folder))
+    users = Users(FileCatalog(disk, folder))
     users.first_start(["/"])
     return users
 
@@ -291,7 +291,7 @@ async def test_nobody_gets_rights_who_is_not_there(reopen: Callable[[], Users]) 
 # Crashes, damage and clients that go away.
 
 
-class Waiting(Catalog):
+class Waiting(FileCatalog):
     """A catalog whose disk takes its time."""
 
     def __init__(self, folder: Path) -> None:
@@ -350,7 +350,7 @@ async def test_a_change_whose_client_goes_away_is_made_in_memory_as_on_disk(tmp_
     await users.put_user("bob")
     assert [user.name for user in users.users()] == ["bob", "guest"]
     assert users.authenticate("ann", "x") is None and users.rights("ann", "/") is None
-    again = Users(Catalog(RealDisk(), str(tmp_path)))
+    again = Users(FileCatalog(RealDisk(), str(tmp_path)))
     assert again.users() == users.users() and again.permissions() == users.permissions()
     for each in (users, again):
         each.close()
@@ -381,7 +381,7 @@ def test_a_crash_at_any_call_leaves_the_old_or_the_new_and_never_more_rights() -
         nonlocal states
         for mode in ("lost", "kept", "prefix", "mixed"):
             states += 1
-            users = Users(Catalog(disk.power_cut(rng, mode), "/data"))
+            users = Users(FileCatalog(disk.power_cut(rng, mode), "/data"))
             names = {user.name for user in users.users()}
             assert answered <= names, mode
             assert not removed & names, mode
@@ -392,7 +392,7 @@ def test_a_crash_at_any_call_leaves_the_old_or_the_new_and_never_more_rights() -
             users.close()
 
     async def work() -> None:
-        users = Users(Catalog(disk, "/data"))
+        users = Users(FileCatalog(disk, "/data"))
         disk.before = cut
         users.first_start(["/"])
         answered.add(GUEST)
@@ -429,6 +429,6 @@ def test_a_document_that_describes_no_such_thing_is_an_error_with_its_place(
     tmp_path: Path, kind: str, identity: tuple[str, ...], document: dict[str, Any]
 ) -> None:
     """The checksum is right: somebody wrote it, or took it as it was. A login must not fall over it later."""
-    Catalog(RealDisk(), str(tmp_path)).put(kind, identity, document)
+    FileCatalog(RealDisk(), str(tmp_path)).put(kind, identity, document)
     with pytest.raises(CorruptCatalog, match=f"catalog/{kind}/.*log repair"):
-        Users(Catalog(RealDisk(), str(tmp_path)))
+        Users(FileCatalog(RealDisk(), str(tmp_path)))

@@ -1,4 +1,4 @@
-"""Offsets without a message, of Kafka transactions: no queue counts them, hands them out or is bounded by them."""
+"""Offsets without a message (markers, aborted records): no queue counts, delivers or limits them."""
 
 import shutil
 from pathlib import Path
@@ -56,7 +56,7 @@ async def settled_down(broker: Broker, queue: Queue) -> None:
     await until(lambda: not queue._going_on and (queue._bytes is None or not queue._bytes._is_busy))
 
 
-async def test_what_is_aborted_is_not_counted_while_nobody_reads(tmp_path: Path) -> None:
+async def test_aborted_records_are_not_counted_without_readers(tmp_path: Path) -> None:
     async with opened(tmp_path) as broker:
         queue = await declare(broker.vhosts.get("/"), "q")
         await said(broker, queue, b"one")
@@ -95,7 +95,7 @@ async def test_a_bound_on_the_length_drops_no_message_for_what_holds_none(tmp_pa
 
 
 @pytest.mark.parametrize("is_told", [False, True])
-async def test_a_bound_on_bytes_does_not_count_what_is_aborted(tmp_path: Path, is_told: bool) -> None:
+async def test_a_byte_limit_does_not_count_aborted_records(tmp_path: Path, is_told: bool) -> None:
     async with opened(tmp_path) as broker:
         queue = await declare(broker.vhosts.get("/"), "q", x_max_length_bytes=30)
         if not is_told:
@@ -138,7 +138,7 @@ async def test_a_transaction_that_was_open_over_a_restart_is_not_counted_when_it
 
 
 @pytest.mark.parametrize("is_told", [False, True])
-async def test_what_is_aborted_does_not_expire_into_another_queue(tmp_path: Path, is_told: bool) -> None:
+async def test_aborted_records_are_not_dead_lettered_when_they_expire(tmp_path: Path, is_told: bool) -> None:
     async with opened(tmp_path) as broker:
         host = broker.vhosts.get("/")
         dead = await declare(host, "dead")

@@ -16,7 +16,7 @@ import pytest
 from headrace.broker.access import users
 from headrace.broker.access.permissions import TopicPermission
 from headrace.broker.broker import Broker
-from headrace.broker.catalog.catalog import Catalog
+from headrace.broker.catalog.file_catalog import FileCatalog
 from headrace.broker.streams import streams
 from headrace.broker.vhosts import policies, store, vhosts
 from headrace.broker.vhosts.policies import Policy
@@ -365,8 +365,8 @@ def catalog_disk(files: Mapping[str, bytes]) -> SimulatedDisk:
     return disk
 
 
-def read_catalog(disk: SimulatedDisk) -> tuple[dict[str, list[dict[str, Any]]], Catalog]:
-    found = Catalog(disk, ROOT)
+def read_catalog(disk: SimulatedDisk) -> tuple[dict[str, list[dict[str, Any]]], FileCatalog]:
+    found = FileCatalog(disk, ROOT)
     return {kind: list(found.load(kind)) for kind in KINDS}, found
 
 

@@ -4,7 +4,8 @@ from random import Random
 
 import pytest
 
-from headrace.broker.catalog.catalog import Catalog, file_name
+from headrace.broker.catalog.catalog import file_name
+from headrace.broker.catalog.file_catalog import FileCatalog
 from headrace.errors import CorruptCatalog, DataFolderLocked, InvalidInput
 from headrace.log.catalog import repair
 from tests.crash.simdisk import SimulatedDisk
@@ -15,7 +16,7 @@ A, B = (f"{ROOT}/catalog/streams/{file_name(('/', name))}" for name in "ab")
 
 
 def found(disk: SimulatedDisk) -> dict[str, int]:
-    return {document["identity"][1]: document["n"] for document in Catalog(disk, ROOT).load("streams")}
+    return {document["identity"][1]: document["n"] for document in FileCatalog(disk, ROOT).load("streams")}
 
 
 def filled() -> SimulatedDisk:
@@ -23,7 +24,7 @@ def filled() -> SimulatedDisk:
     disk = SimulatedDisk()
     disk.mkdir(ROOT)
     disk.sync_dir("/")
-    catalog = Catalog(disk, ROOT)
+    catalog = FileCatalog(disk, ROOT)
     catalog.put("streams", ("/", "a"), {"n": 1})
     catalog.put("streams", ("/", "b"), {"n": 1})
     catalog.put("streams", ("/", "b"), {"n": 2})
@@ -83,7 +84,7 @@ def test_what_is_left_of_a_broken_checksum_is_not_taken_for_a_part_of_the_docume
     disk = both_damaged()
     change(disk, B, b'"crc32c"', b'"crc32b"')
     repair.decide(ROOT, as_is=[B.rpartition("/")[2]], disk=disk)
-    (document,) = (d for d in Catalog(disk, ROOT).load("streams") if d["identity"][1] == "b")
+    (document,) = (d for d in FileCatalog(disk, ROOT).load("streams") if d["identity"][1] == "b")
     assert document == {"identity": ["/", "b"], "n": 3}
 
 

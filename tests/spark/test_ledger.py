@@ -67,7 +67,7 @@ def test_a_batch_is_stored_once_and_answers_the_same_when_repeated(shared_broker
     assert not staged_files(broker)
 
 
-def test_what_is_not_whole_batches_is_refused_and_changes_nothing(shared_broker: RunningBroker) -> None:
+def test_incomplete_batches_are_refused_and_change_nothing(shared_broker: RunningBroker) -> None:
     broker = shared_broker
     broker.create("strict")
     good = batch(0, 10)
@@ -208,7 +208,7 @@ async def test_a_delete_horizon_of_another_log_does_not_come_with_an_upload(tmp_
     staging.close()
 
 
-async def test_a_batch_that_is_decided_keeps_its_uploads_whoever_throws_them_away(tmp_path: Path) -> None:
+async def test_a_decided_batch_keeps_its_uploads_even_if_they_are_discarded(tmp_path: Path) -> None:
     """A driver that heard no answer in time aborts, and discards what the broker is just making a plan of: a plan whose
     files are gone could never be finished, and no later batch of this writer would be stored."""
     config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None)
@@ -219,7 +219,7 @@ async def test_a_batch_that_is_decided_keeps_its_uploads_whoever_throws_them_awa
         assert len(data) > ledgers.STEP_BYTES_MAX
         name = uuid.uuid4().hex
         await broker.staging.store(name, data, batch_bytes_max=1 << 21, decompressed_bytes_max=1 << 30)
-        parts = [ledgers.Part(Section(name, 0, len(data)), "t", 0)]
+        parts = [ledgers.LedgerEntry(Section(name, 0, len(data)), "t", 0)]
         commit = asyncio.create_task(broker.ledger.commit("w", 0, parts))
         await asyncio.sleep(0)
         await asyncio.sleep(0)  # the plan has asked for the file; what comes now is done after that
@@ -228,7 +228,7 @@ async def test_a_batch_that_is_decided_keeps_its_uploads_whoever_throws_them_awa
         assert (outcome.duplicate, outcome.line.records) == (False, 100)
         more = batch(100, 1)
         await broker.staging.store(name, more, batch_bytes_max=1 << 21, decompressed_bytes_max=1 << 30)
-        after = await broker.ledger.commit("w", 1, [ledgers.Part(Section(name, 0, len(more)), "t", 0)])
+        after = await broker.ledger.commit("w", 1, [ledgers.LedgerEntry(Section(name, 0, len(more)), "t", 0)])
         assert after.line.batch == 1
     finally:
         await broker.close()
@@ -245,7 +245,7 @@ async def test_a_writer_that_comes_back_while_it_is_forgotten_is_remembered(tmp_
     names = [uuid.uuid4().hex for _ in range(2)]
     for name in names:
         await broker.staging.store(name, data, batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
-    parts = [[ledgers.Part(Section(name, 0, len(data)), "t", 0)] for name in names]
+    parts = [[ledgers.LedgerEntry(Section(name, 0, len(data)), "t", 0)] for name in names]
     await broker.ledger.commit("w", 0, parts[0])
     clock.advance(ledgers.MAX_AGE_MS / 1000 + 1)
     commit = asyncio.create_task(broker.ledger.commit("w", 1, parts[1]))
@@ -296,7 +296,7 @@ async def test_a_writer_stays_its_users_through_a_restart(
     data = b"".join(batch(n * 10, 10) for n in range(10))
     name = uuid.uuid4().hex
     await broker.staging.store(name, data, batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
-    parts = [ledgers.Part(Section(name, 0, len(data)), "t", 0)]
+    parts = [ledgers.LedgerEntry(Section(name, 0, len(data)), "t", 0)]
     outcome = await broker.ledger.commit("w", 0, parts, lambda owner: owner or "bill")
     assert bool(outcome.line.steps) == (step_bytes == 500)
     await broker.close()
@@ -307,7 +307,7 @@ async def test_a_writer_stays_its_users_through_a_restart(
         await again.close()
 
 
-async def test_a_writer_that_an_older_version_kept_is_nobodys(tmp_path: Path) -> None:
+async def test_a_writer_of_an_older_version_has_no_owner(tmp_path: Path) -> None:
     config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None)
     broker = await Broker.open(config)
     group = broker.shard.group()
@@ -332,7 +332,7 @@ async def test_an_upload_of_a_commit_under_way_is_not_replaced(tmp_path: Path) -
         broker.staging.hold([name])
         with pytest.raises(Conflict, match="being committed"):
             await broker.staging.store(name, batch(0, 9), batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
-        broker.staging.let_go([name])
+        broker.staging.release([name])
         await broker.staging.store(name, batch(0, 9), batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
     finally:
         await broker.close()
@@ -350,7 +350,7 @@ async def test_steps_fit_the_journal_there_is(tmp_path: Path) -> None:
         for number, length in enumerate((len(data), half)):
             name = uuid.uuid4().hex
             await broker.staging.store(name, data, batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 30)
-            parts = [ledgers.Part(Section(name, 0, length), "t", 0)]
+            parts = [ledgers.LedgerEntry(Section(name, 0, length), "t", 0)]
             outcome = await broker.ledger.commit("w", number, parts)
             assert outcome.line.batch == number and not outcome.line.is_open
         assert broker.streams.get("t").partitions[0].end_offset == 1500

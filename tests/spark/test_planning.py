@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.broker.catalog.catalog import Catalog
+from headrace.broker.catalog.file_catalog import FileCatalog
 from headrace.errors import CorruptCatalog, InvalidInput
 from headrace.log.disk.disk import RealDisk
 from headrace.pipelines.progress import lag_of
@@ -79,7 +79,7 @@ def test_a_topic_whose_document_has_rotted_is_not_read_from_another_log(tmp_path
     """A flipped digit of a log's number, believed, would serve the messages of another topic."""
     (tmp_path / "logs").mkdir()
     document = {"vhost": "/", "name": "a", "kind": "topic", "logs": [2], "config": {}, "created_ms": 1}
-    Catalog(RealDisk(), str(tmp_path)).put("streams", ("/", "a"), document)
+    FileCatalog(RealDisk(), str(tmp_path)).put("streams", ("/", "a"), document)
     assert list(FolderAccess(str(tmp_path), committed=True, fail_on_data_loss=True).topics()) == ["a"]
     (file,) = (tmp_path / "catalog" / "streams").iterdir()
     file.write_bytes(file.read_bytes().replace(b"    2\n", b"    3\n"))

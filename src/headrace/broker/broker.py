@@ -1,17 +1,18 @@
-"""The broker: opens what is on disk and holds the registries. Each concept lives in a module of its own."""
+"""The broker: owns the opened storage and all components, and starts and stops them in order.
+
+Each concept lives in a package of its own; this module only connects them. Listeners get the Broker.
+"""
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import msgspec
 
 from headrace.broker.access.users import Users
-from headrace.broker.catalog.catalog import Catalog
+from headrace.broker.catalog.file_catalog import FileCatalog
 from headrace.broker.clients import Clients
 from headrace.broker.coordination import Coordination
 from headrace.broker.groups.settings import GroupSettings
@@ -20,23 +21,22 @@ from headrace.broker.metrics.history import History
 from headrace.broker.pressure.pressure import Pressure
 from headrace.broker.pressure.reclaimable import Cache, ReadAhead
 from headrace.broker.queues.dead_letter_browser import DeadLetterBrowser
-from headrace.broker.queues.flush import SETTLE_TABLE
-from headrace.broker.queues.view import fold_settles
 from headrace.broker.schemas.registry import Schemas
 from headrace.broker.sinks.ledger import Ledger
 from headrace.broker.sinks.pipeline_reports import Pipelines
 from headrace.broker.sinks.read_leases import ReadLeases
 from headrace.broker.sinks.uploads import Uploads
 from headrace.broker.standbys import Standbys
-from headrace.broker.storage import Storage
-from headrace.broker.streams import publish as publishing
+from headrace.broker.storage import Storage, readable_errors
 from headrace.broker.streams.append import Appender
 from headrace.broker.streams.cursors import Cursors
+from headrace.broker.streams.key_index import FOLDER as KEYS_FOLDER
 from headrace.broker.streams.key_index import Keys
-from headrace.broker.streams.partition import Partition, when_loaded
-from headrace.broker.streams.read import Page, read_page
+from headrace.broker.streams.partition import Partition
+from headrace.broker.streams.publish import Outgoing, Place
+from headrace.broker.streams.read import Page, PageReader
 from headrace.broker.streams.streams import Stream, Streams
-from headrace.broker.upkeep.expired_links import sweep_held
+from headrace.broker.upkeep.expired_links import remove_expired_links
 from headrace.broker.upkeep.reclaim import Reclaim
 from headrace.broker.upkeep.schedule import Housekeeping
 from headrace.broker.upkeep.segments import SegmentUpkeep
@@ -44,150 +44,152 @@ from headrace.broker.vhosts.policies import Policies
 from headrace.broker.vhosts.vhosts import VirtualHosts
 from headrace.clock import Clock, SystemClock
 from headrace.config import Config
-from headrace.errors import StorageError
 from headrace.log.disk.disk import Disk, RealDisk
-from headrace.log.log import LogSpec
 from headrace.log.memory.spill import Spill
 from headrace.log.recovery.recovery import RecoveryReport
 from headrace.log.shard import Shard
 
 TICK_S = 0.05
-MEMBERS_SHARE = 8  # of the memory: what members of groups may have us keep is at most this part
-FOLDS = {SETTLE_TABLE: fold_settles}
+MEMBERS_SHARE = 8  # members of groups may take at most this part of the memory limit
 
 logger = logging.getLogger("headrace.broker")
 
 
 class Broker:
-    """Made by `open` on the event loop it will live on; everything here is called on that loop."""
+    """Lives on one event loop; everything here is called on that loop. Use `open` to make one."""
 
-    def __init__(self, config: Config, clock: Clock, disk: Disk) -> None:
+    def __init__(self, config: Config, clock: Clock, storage: Storage, streams: Streams) -> None:
+        """`streams` has loaded the catalog and is attached to the storage's shard here."""
         self.config = config
         self.clock = clock
-        self.disk = disk
+        self.storage = storage
+        self.streams = streams
         self.stats = Stats(started_ms=clock.now_ms())
-        self.catalog = Catalog(disk, config.data_dir)
-        self.streams = Streams(self.catalog, config, clock)
-        self.report: RecoveryReport
-        self.shard: Shard
-        self.storage: Storage
-        self.cursors: Cursors
-        self.pressure: Pressure
-        self.spill: Spill
         self.clients = Clients()
-        self.policies: Policies
-        self.users: Users
-        self.dead_letters: DeadLetterBrowser
-        self.vhosts: VirtualHosts
-        self.coordination: Coordination
-        self.staging: Uploads
-        self.segments: SegmentUpkeep
-        self.read_leases: ReadLeases
-        self.appender: Appender
-        self.ledger: Ledger
-        self.pipelines: Pipelines
-        self.schemas = Schemas(self)
-        self.keys = Keys(self)
-        self.housekeeping: Housekeeping
-        self.reclaim: Reclaim
-        self.standbys: Standbys
-        self.history = History(self)
         self.is_stopping = False
-        self._connections_max = 0
+        streams.attach(storage.shard)
+        self.pressure = Pressure(storage.shard, config, clock, storage.disk)
+        self._make_streams()
+        self._make_sinks()
+        self._make_vhosts()
+        self._make_upkeep()
+        self._connections_max = self.pressure.connections_max
         self._ticker: asyncio.TimerHandle | None = None
         self._tick_at = 0.0
         self._maintenance: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._has_said_failed = False
+        self._has_logged_failure = False
 
     @classmethod
     async def open(cls, config: Config, *, clock: Clock | None = None, disk: Disk | None = None) -> "Broker":
-        """Locks the data folder and recovers what is in it. Blocks the loop: nobody is served before."""
-        data_dir = os.path.abspath(config.data_dir)
-        config = msgspec.structs.replace(config, data_dir=data_dir)
-        if config.log.tier_dir is not None:
-            log = msgspec.structs.replace(config.log, tier_dir=os.path.abspath(config.log.tier_dir))
-            config = msgspec.structs.replace(config, log=log)
-        broker = cls(config, clock or SystemClock(), disk or RealDisk())
-        loop = asyncio.get_running_loop()
-        with _plain_words(data_dir):
-            _make_folder(broker.disk, data_dir)
-            broker.shard, broker.report = Shard.open(
-                data_dir,
-                config.log,
-                logs=broker._specs(),
-                clock=broker.clock,
-                disk=broker.disk,
-                post=loop.call_soon_threadsafe,
-                defer=loop.call_soon,
-                watch=partial(_watch, loop),
-                make_future=loop.create_future,
-                folds=FOLDS,
-            )
-        broker.report.restored += broker.catalog.restored
-        if broker.shard.was_standby:
-            logger.warning("%s was a standby's copy: from here on it goes its own way", data_dir)
-        broker.storage = Storage(broker.disk, broker.catalog, broker.shard, broker.report)
-        broker.streams.attach(broker.shard)
-        broker.cursors = Cursors(broker.streams, broker.shard, broker.clock)
-        broker.pressure = Pressure(broker.shard, config, broker.clock, broker.disk)
+        """Lock and recover the data folder, and start the broker on it. Recovery blocks the event loop."""
+        config = _with_absolute_paths(config)
+        clock, disk = clock or SystemClock(), disk or RealDisk()
+        catalog = FileCatalog(disk, config.data_dir)
+        streams = Streams(catalog, config, clock)
+        storage = Storage.open(config, clock, disk, catalog, streams.load)
+        broker = cls(config, clock, storage, streams)
+        await broker._start()
+        return broker
+
+    # Making the components, in the order of their dependencies.
+
+    def _make_streams(self) -> None:
+        """Streams, and everything that reads or appends to them."""
+        config, shard = self.config, self.shard
+        self.cursors = Cursors(self.streams, shard, self.clock)
         groups = GroupSettings(
             session_timeout_ms_max=config.kafka_session_timeout_ms_max,
             migration_policy=config.kafka_migration_policy,
-            members_bytes_max=broker.pressure.limits.memory_bytes // MEMBERS_SHARE,
+            members_bytes_max=self.pressure.limits.memory_bytes // MEMBERS_SHARE,
         )
-        broker.coordination = Coordination(broker.shard, broker.streams, broker.clock, groups)
-        broker.policies = Policies(broker.catalog)
-        broker.users = Users(broker.catalog)
-        broker.staging = Uploads(broker.disk, data_dir, broker.clock)
-        broker.segments = SegmentUpkeep(broker.shard, broker.staging, broker.coordination.producers)
-        broker.read_leases = ReadLeases(broker.shard)
-        broker.appender = Appender(
-            broker.shard,
-            broker.clock,
-            broker.pressure,
-            broker.coordination.producers,
-            broker.coordination.transactions,
+        self.coordination = Coordination(shard, self.streams, self.clock, groups)
+        producers = self.coordination.producers
+        self.appender = Appender(
+            shard,
+            self.clock,
+            self.pressure,
+            producers,
+            self.coordination.transactions,
             decompressed_bytes_max=config.decompressed_bytes_max,
         )
-        broker.ledger = Ledger(broker.shard, broker.streams, broker.appender, broker.staging, broker.clock)
-        broker.pipelines = Pipelines(broker.shard, broker.clock)
-        broker._connections_max = broker.pressure.connections_max
-        broker.spill = Spill(broker.shard.files, broker.disk, data_dir, broker.shard.loader, broker.shard.counters)
-        broker.vhosts = VirtualHosts(broker)
-        with _plain_words(data_dir):
-            broker.users.first_start([host.name for host in broker.vhosts])
-        indexes = Cache("indexes", broker.shard.index_cache)
-        row_groups = Cache("row_groups", broker.shard.files.groups)
-        recent = Cache("recent_reads", broker.shard.recent_reads)
-        members = broker.coordination.room
-        for holder in (broker.spill, indexes, row_groups, recent, ReadAhead(broker.vhosts), members):
-            broker.pressure.add_holder(holder)
-        broker.policies.attach(lambda: broker.vhosts, broker.streams)
-        broker.dead_letters = DeadLetterBrowser(broker)
-        broker._tick_at = loop.time()
-        broker._tick()
-        await broker.vhosts.finish_deletions()
-        await broker.ledger.finish_open()
-        broker.housekeeping = Housekeeping(broker.shard, broker.streams, broker.cursors, broker.stats, broker.clock)
-        broker.housekeeping.also(broker.staging.sweep)
-        broker.housekeeping.also(lambda: sweep_held(broker.disk, data_dir, broker.clock))
-        broker.housekeeping.also(broker.ledger.expire)
-        broker.keys.start()
-        broker.reclaim = Reclaim(broker.shard, broker.vhosts, broker.clock)
-        broker.housekeeping.also(broker.reclaim.once)
-        broker._maintenance = loop.create_task(
-            broker.housekeeping.run(config.retention_interval_ms / 1000), name="housekeeping"
+        self._pages = PageReader(producers.aborted, config.decompressed_bytes_max)
+        keys_folder = os.path.join(config.data_dir, KEYS_FOLDER)
+        self.keys = Keys(
+            self.streams,
+            self._pages,
+            producers.aborted,
+            keys_folder,
+            has_folder=self.disk.exists(keys_folder),
+            decompressed_bytes_max=config.decompressed_bytes_max,
         )
-        broker._watch = loop.create_task(broker.history.run(), name="history")
-        broker.standbys = Standbys(broker)
-        return broker
+        self.schemas = Schemas(self.streams, self._pages, self.appender, shard)
 
-    def _specs(self) -> Iterator[LogSpec]:
-        yield from self.streams.load()  # lazily: the shard asks once it has the lock
+    def _make_sinks(self) -> None:
+        """Exactly-once sinks and bulk readers."""
+        self.staging = Uploads(self.disk, self.config.data_dir, self.clock)
+        self.segments = SegmentUpkeep(self.shard, self.staging, self.coordination.producers)
+        self.read_leases = ReadLeases(self.shard)
+        self.ledger = Ledger(self.shard, self.streams, self.appender, self.staging, self.clock)
+        self.pipelines = Pipelines(self.shard, self.clock)
+
+    def _make_vhosts(self) -> None:
+        """Users, policies, virtual hosts with their queues, and the memory that can be reclaimed from them."""
+        shard, data_dir = self.shard, self.config.data_dir
+        self.policies = Policies(self.catalog)
+        self.users = Users(self.catalog)
+        self.spill = Spill(shard.files, self.disk, data_dir, shard.loader, shard.counters)
+        self.vhosts = VirtualHosts(self)
+        with readable_errors(data_dir):
+            self.users.first_start([host.name for host in self.vhosts])
+        for holder in (
+            self.spill,
+            Cache("indexes", shard.index_cache),
+            Cache("row_groups", shard.files.groups),
+            Cache("recent_reads", shard.recent_reads),
+            ReadAhead(self.vhosts),
+            self.coordination.room,
+        ):
+            self.pressure.add_holder(holder)
+        self.policies.attach(lambda: self.vhosts, self.streams)
+        self.dead_letters = DeadLetterBrowser(self)
+
+    def _make_upkeep(self) -> None:
+        """Periodic work, its numbers, and the standbys."""
+        config, shard = self.config, self.shard
+        self.history = History(self.stats, shard.counters, self.vhosts, self.clock)
+        self.housekeeping = Housekeeping(shard, self.streams, self.cursors, self.stats, self.clock)
+        self.reclaim = Reclaim(shard, self.vhosts, self.clock)
+        self.housekeeping.add_task(self.staging.sweep)
+        self.housekeeping.add_task(lambda: remove_expired_links(self.disk, config.data_dir, self.clock))
+        self.housekeeping.add_task(self.ledger.expire)
+        self.housekeeping.add_task(self.reclaim.once)
+        self.standbys = Standbys(
+            shard,
+            self.storage.catalog,
+            self.disk,
+            config.data_dir,
+            self.clock,
+            wanted=config.standby_confirms,
+            memory_bytes_max=self.pressure.limits.memory_bytes,
+        )
+
+    # Starting and stopping.
+
+    async def _start(self) -> None:
+        """Finish what a crash interrupted, then start the periodic work."""
+        loop = asyncio.get_running_loop()
+        self._tick_at = loop.time()
+        self._tick()
+        await self.vhosts.finish_deletions()
+        await self.ledger.finish_open()
+        self.keys.start()
+        interval_s = self.config.retention_interval_ms / 1000
+        self._maintenance = loop.create_task(self.housekeeping.run(interval_s), name="housekeeping")
+        self._watch = loop.create_task(self.history.run(), name="history")
 
     async def close(self) -> None:
-        """Everything in flight is finished and synced; the next start finds a clean stop."""
+        """Finish and sync everything in flight; the next start finds a clean stop."""
         self.is_stopping = True
         self.shard.stop_waiting_for_room()
         self.standbys.close()
@@ -198,106 +200,88 @@ class Broker:
                     await task
         self.coordination.close()
         await self.dead_letters.close()
-        self.policies.close()  # what is being applied to thousands of queues ends here
+        self.policies.close()  # ends changes that are being applied to thousands of queues
         await self.vhosts.close()
         await self.ledger.close()
         self.users.close()
         await self.schemas.close()
         await self.keys.close()
-        loop = asyncio.get_running_loop()
-        closed: asyncio.Future[BaseException | None] = loop.create_future()
-        self.shard.close(lambda error: None if closed.done() else closed.set_result(error))
-        error = await closed
+        error = await self._close_shard()
         if self._ticker is not None:
             self._ticker.cancel()
         await self.pressure.close()
-        await loop.run_in_executor(None, self.shard.join)
+        await asyncio.get_running_loop().run_in_executor(None, self.shard.join)
         self.streams.close()
         self.staging.close()
         if error is not None:
             raise error
 
-    async def publish(self, stream: Stream, messages: Sequence[publishing.Outgoing]) -> list[publishing.Place]:
-        """Where each message is, in the order given; returns once all are on stable storage."""
-        shape = publishing.Shape.of(stream)
-        prepared = publishing.prepare(shape, messages, self.clock.now_ms(), stream.next_turn())
-        return await self.appender.publish(stream, prepared)
+    async def _close_shard(self) -> BaseException | None:
+        closed: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        self.shard.close(lambda error: None if closed.done() else closed.set_result(error))
+        return await closed
+
+    # Storage, for components that take the broker's parts.
+
+    @property
+    def shard(self) -> Shard:
+        return self.storage.shard
+
+    @property
+    def catalog(self) -> FileCatalog:
+        return self.storage.catalog
+
+    @property
+    def disk(self) -> Disk:
+        return self.storage.disk
+
+    @property
+    def report(self) -> RecoveryReport:
+        return self.storage.report
+
+    # Messages.
+
+    async def publish(self, stream: Stream, messages: Sequence[Outgoing]) -> list[Place]:
+        """Durable on return; (partition, offset) of each message in the order given."""
+        return await self.appender.publish_messages(stream, messages)
 
     async def read(self, stream: Stream, partition: Partition, offset: int, *, limit: int, bytes_max: int) -> Page:
         """A page of committed messages."""
-        return await when_loaded(
-            lambda: read_page(
-                stream.name,
-                partition,
-                offset,
-                limit=limit,
-                bytes_max=bytes_max,
-                decompressed_bytes_max=self.config.decompressed_bytes_max,
-                aborted=self.coordination.producers.aborted(partition.log_id),
-            )
-        )
+        return await self._pages.read(stream.name, partition, offset, limit=limit, bytes_max=bytes_max)
+
+    # State.
 
     def why_not_ready(self) -> str | None:
-        """The reason why messages are not taken right now; None when they are."""
+        """The reason why messages are not accepted right now; None when they are."""
         if self.is_stopping:
             return "the broker is stopping"
         if self.shard.failure is not None:
             return str(self.shard.failure)
         if self.shard.is_full:
-            return "the disk is full: messages are read, but not taken"
+            return "the disk is full: messages can be read, but not published"
         return self.pressure.paused_because or self.standbys.why_not_ready()
 
     @property
     def connections_left(self) -> int:
-        """How many more there are files for, whatever a listener would take by itself."""
+        """How many more connections there are file descriptors for; listeners have limits of their own besides."""
         return self._connections_max - sum(listener.connections for listener in self.stats.listeners.values())
-
-    # Time.
 
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
         self.stats.loop_came_back(now - self._tick_at)
         self._tick_at = now + TICK_S
-        self._ticker = loop.call_at(self._tick_at, self._tick)  # first: one bad tick must not be the last
+        self._ticker = loop.call_at(self._tick_at, self._tick)  # first: a tick that fails must not be the last
         self.shard.tick()
         self.pressure.tick()
-        if self.shard.failure is not None and not self._has_said_failed:
-            self._has_said_failed = True
-            logger.error("%s. Nothing is taken any more until a restart; what is there can be read", self.shard.failure)
+        if self.shard.failure is not None and not self._has_logged_failure:
+            self._has_logged_failure = True
+            logger.error("%s. Nothing is accepted until a restart; stored messages can be read", self.shard.failure)
 
 
-def _watch(loop: asyncio.AbstractEventLoop, file: int, call: Callable[[], object] | None) -> None:
-    if call is None:
-        loop.remove_reader(file)
-    else:
-        loop.add_reader(file, call)
-
-
-def _make_folder(disk: Disk, path: str) -> None:
-    """With every name on the way to it durable: a power cut must not take the folder with all that is in it."""
-    missing = []
-    while not disk.exists(path):
-        missing.append(path)
-        path = os.path.dirname(path)
-    for made in reversed(missing):
-        disk.mkdir(made)
-        disk.sync_dir(os.path.dirname(made))
-
-
-@contextlib.contextmanager
-def _plain_words(data_dir: str) -> Iterator[None]:
-    """The errors of a folder that cannot be used, as one sentence each."""
-    try:
-        yield
-    except OSError as error:
-        reasons = {
-            errno.EACCES: "this user may not use it",
-            errno.EPERM: "this user may not use it",
-            errno.EROFS: "its filesystem is read-only",
-            errno.ENOTDIR: "it is not a folder",
-            errno.EEXIST: "it is not a folder",
-            errno.ENOSPC: "its disk is full",
-        }
-        reason = reasons.get(error.errno or 0, error.strerror or str(error))
-        raise StorageError(f"the data folder {data_dir} cannot be opened: {reason}") from error
+def _with_absolute_paths(config: Config) -> Config:
+    config = msgspec.structs.replace(config, data_dir=os.path.abspath(config.data_dir))
+    if config.log.tier_dir is None:
+        return config
+    log = msgspec.structs.replace(config.log, tier_dir=os.path.abspath(config.log.tier_dir))
+    return msgspec.structs.replace(config, log=log)

@@ -1,4 +1,4 @@
-"""Who is connected, whatever the listener: listeners bring a list, and whoever looks asks them all."""
+"""The connected clients of all listeners, for operators. Each listener registers a function that lists its own."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -7,7 +7,7 @@ from headrace.errors import NotFound
 
 
 class Client(Protocol):
-    """One connection, as operators see it. Asked when somebody looks, so it costs nothing otherwise."""
+    """One connection, as operators see it. Described on request only, so an unwatched connection costs nothing."""
 
     def describe(self) -> dict[str, Any]:
         """At least name, protocol, user, vhost, peer_host, peer_port, connected_at, state, channels."""
@@ -17,7 +17,7 @@ class Client(Protocol):
     def describe_consumers(self) -> list[dict[str, Any]]: ...
 
     def close_for(self, reason: str) -> None:
-        """An operator wants it gone."""
+        """Close the connection on an operator's request."""
 
 
 class Clients:

@@ -1,4 +1,7 @@
-"""Groups, producers and transactions, opened and closed together: they share the shard's state and timers."""
+"""Kafka's coordinators: groups, share groups, producers and transactions, opened and closed together.
+
+They depend on each other (a transaction commits offsets of groups) and share the state store and the timers.
+"""
 
 import asyncio
 from collections.abc import Coroutine, Iterator, Mapping
@@ -17,8 +20,9 @@ from headrace.log.shard import Shard
 
 
 class TopicCounts(Mapping[str, int]):
-    """Topics and how many partitions each has, looked up when asked: a heartbeat asks for a few of thousands. Another
-    one after each change, see `now`: groups look again when it is."""
+    """The number of partitions of each topic, looked up lazily: a heartbeat needs a few of thousands of topics.
+
+    `now` returns another object after each change of the topics, so groups can detect a change by identity."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -41,7 +45,7 @@ class TopicCounts(Mapping[str, int]):
 
 
 class Coordination:
-    """Made on the loop it will live on, once the shard and the streams are there."""
+    """Must be made on the event loop it will live on, after the shard and the streams."""
 
     def __init__(self, shard: Shard, streams: Streams, clock: Clock, settings: GroupSettings) -> None:
         self._loop = asyncio.get_running_loop()
@@ -61,7 +65,7 @@ class Coordination:
         self._snapshots: asyncio.Task[None] | None = None
 
     def close(self) -> None:
-        """Before the shard is closed."""
+        """Call it before the shard is closed."""
         self._timer.cancel()
         if self._snapshots is not None:
             self._snapshots.cancel()
@@ -77,7 +81,7 @@ class Coordination:
     def _snapshot(self) -> None:
         self._timer = self._loop.call_later(SNAPSHOT_INTERVAL_S, self._snapshot)
         if self._snapshots is None or self._snapshots.done():
-            self._snapshots = self._loop.create_task(self.producers.snapshot_in_turns())
+            self._snapshots = self._loop.create_task(self.producers.snapshot_cooperatively())
 
     async def _forget_stream(self, stream: Stream) -> None:
         if stream.vhost == "/":

@@ -1,35 +1,37 @@
-"""The standbys of this broker: who follows, how far behind, and what waits for them."""
+"""The standbys of this broker: which are connected, how far behind they are, and which confirms wait for them.
+
+The HTTP listener attaches followers and streams changes to them; log/standby/ has the change feed and the acks.
+"""
 
 import asyncio
 import logging
 import secrets
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from headrace.broker.catalog.file_catalog import FileCatalog
 from headrace.clock import Clock
 from headrace.errors import Conflict, InvalidInput, NotFound
-from headrace.log.disk.disk import RealDisk
+from headrace.log.disk.disk import Disk, RealDisk
+from headrace.log.shard import Shard
 from headrace.log.standby.acks import StandbyAcks
 from headrace.log.standby.change_feed import QUEUE_BYTES_MAX, Changes, RetainedChange, StandbyFeed
 from headrace.log.standby.follower import folder_id
 from headrace.log.standby.frames import FORMAT, Kind, pack
 
-if TYPE_CHECKING:
-    from headrace.broker.broker import Broker
-
 __all__ = ["FORMAT", "Follower", "RetainedChange", "Standbys"]
 
 logger = logging.getLogger("headrace.standby")
 
-SILENCE_S_MAX = 60.0  # a standby says something every few seconds, unless its disk keeps it
-QUEUE_SHARE = 8  # and never more than this part of the memory limit waits for one of them
+SILENCE_S_MAX = 60.0  # a standby reports every few seconds, unless its disk is slow
+QUEUE_SHARE = 8  # at most this part of the memory limit is queued for one standby
 
 
 class Follower:
-    """One standby that is connected."""
+    """One connected standby."""
 
     def __init__(
         self, changes: Changes, name: str, address: str, copy: str, kept: dict[str, RetainedChange], bytes_max: int
@@ -37,16 +39,16 @@ class Follower:
         self.id = secrets.token_hex(8)
         self.name = name
         self.address = address
-        self.copy = copy  # the folder that it writes to, over as many connections as it takes
+        self.copy = copy  # identifies the folder it writes to, across reconnects
         loop = asyncio.get_running_loop()
         self.news = asyncio.Event()
         self.feed = StandbyFeed(changes, kept, lambda: loop.call_soon_threadsafe(self.news.set), bytes_max)
         self.heard_s = changes.monotonic()
 
     def hello(self, version: str, *, folder: str, waits: bool) -> bytes:
-        """What it is sent first. `waits`: somebody waits for each of its confirms."""
-        said = {"id": self.id, "folder": folder, "version": version, "waits": waits}
-        return pack(Kind.HELLO, self.feed.sent, data=msgspec.json.encode(said))
+        """The first frame. `waits`: publishers wait for each of its confirms."""
+        greeting = {"id": self.id, "folder": folder, "version": version, "waits": waits}
+        return pack(Kind.HELLO, self.feed.sent, data=msgspec.json.encode(greeting))
 
     def heartbeat(self) -> bytes:
         return pack(Kind.HEARTBEAT, self.feed.sent)
@@ -60,36 +62,51 @@ class Follower:
 
 
 class Standbys:
-    def __init__(self, broker: "Broker") -> None:
-        self._broker = broker
-        self._clock: Clock = broker.clock
+    """`wanted` is the number of standbys that must have a change before it is confirmed (standby_confirms)."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        catalog: FileCatalog,
+        disk: Disk,
+        data_dir: str,
+        clock: Clock,
+        *,
+        wanted: int,
+        memory_bytes_max: int,
+    ) -> None:
+        self._shard = shard
+        self._catalog = catalog
+        self._any_disk = disk
+        self._data_dir = data_dir
+        self._clock = clock
         self._followers: dict[str, Follower] = {}
-        self.wanted = broker.config.standby_confirms
+        self.wanted = wanted
+        self._queue_bytes_max = min(QUEUE_BYTES_MAX, memory_bytes_max // QUEUE_SHARE)
         self._naming = threading.Lock()
-        self.lost = 0  # that were in step, or on their way there
+        self.lost = 0  # standbys that disconnected while in step or copying
         self.confirms: StandbyAcks | None = None
         self.changes: Changes | None = None
-        if isinstance(broker.disk, RealDisk):
-            names, clock = broker.disk.names, broker.clock
-            # From the time on, in microseconds: more than any start before it has counted to, so that of two standbys
-            # the one with the higher number is further, also if the other has not been here since.
+        if isinstance(disk, RealDisk):
+            # Numbers start at the time in microseconds, above anything an earlier start has counted to. So of two
+            # standbys the one with the higher number is further ahead, even if the other missed the restart.
             first = clock.now_ms() * 1000
-            self.changes = Changes(broker.disk, names, broker.config.data_dir, clock.monotonic, first)
+            self.changes = Changes(disk, disk.names, data_dir, clock.monotonic, first)
 
     def start(self) -> None:
-        """From here on nobody is told of anything before the standbys have it."""
+        """From here on nothing is confirmed before `wanted` standbys have it."""
         if self.wanted and (reason := self._why_not()) is not None:
             raise InvalidInput(f"standby_confirms: {reason}")
         if self.wanted and self.changes is not None:
             self._disk.watcher = self.changes
             confirms = self.confirms = StandbyAcks(self.changes, self.wanted)
-            self._broker.shard.worker.confirms = confirms
-            self._broker.catalog.confirms = confirms
+            self._shard.worker.confirms = confirms
+            self._catalog.confirms = confirms
 
     @property
     def _disk(self) -> RealDisk:
-        assert isinstance(self._broker.disk, RealDisk)
-        return self._broker.disk
+        assert isinstance(self._any_disk, RealDisk)
+        return self._any_disk
 
     def __iter__(self) -> Iterator[Follower]:
         return iter(list(self._followers.values()))
@@ -104,18 +121,18 @@ class Standbys:
         return f"messages wait for standbys: {self.in_step} of {self.wanted} are in step (standby_confirms)"
 
     def folder_id(self) -> str:
-        """On a thread that may wait for the disk."""
+        """Blocks for the disk: call it in a thread."""
         with self._naming:
-            return folder_id(self._broker.disk, self._broker.config.data_dir)
+            return folder_id(self._any_disk, self._data_dir)
 
     def _why_not(self) -> str | None:
-        tier_root, data_dir = self._broker.shard.tier_root, self._broker.config.data_dir
+        tier_root, data_dir = self._shard.tier_root, self._data_dir
         if self.changes is None:
-            return "this broker's disk is none that a standby could follow"
+            return "standbys cannot follow a broker with this kind of disk"
         if not tier_root.startswith(f"{data_dir}/"):
             return (
-                f"archived segments lie in {tier_root}, outside of the data folder: a standby would not have them. "
-                "It can follow a broker whose tier_dir is `auto`"
+                f"archived segments are in {tier_root}, outside the data folder, so a standby would not have them: "
+                "set tier_dir to `auto`"
             )
         return None
 
@@ -124,18 +141,17 @@ class Standbys:
         if reason is not None or self.changes is None:
             raise Conflict(reason or "")
         for other in self:
-            if other.copy == copy:  # its connection broke, and only it has noticed; one copy must not count as two
-                self.leave(other, "it has come again")
-        limit = min(QUEUE_BYTES_MAX, self._broker.pressure.limits.memory_bytes // QUEUE_SHARE)
-        follower = Follower(self.changes, name, address, copy, kept, limit)
+            if other.copy == copy:  # it lost the connection and we have not noticed; one copy must not count as two
+                self.leave(other, "it has reconnected")
+        follower = Follower(self.changes, name, address, copy, kept, self._queue_bytes_max)
         self._followers[follower.id] = follower
         self.changes.attach(follower.feed)
         self._disk.watcher = self.changes
-        logger.info("%s begins to copy", follower)
+        logger.info("%s starts copying", follower)
         return follower
 
     def confirm(self, standby: str, position: int) -> None:
-        """What the standby has; 0 while it copies."""
+        """The standby has all changes up to `position` on disk; 0 while it copies."""
         follower = self._followers.get(standby)
         if follower is None:
             raise NotFound(f"no standby {standby} is connected")
@@ -159,7 +175,7 @@ class Standbys:
         if not self._followers and self.confirms is None:
             self._disk.watcher = None
         self.lost += 1
-        logger.warning("%s is gone, it was %s: %s", follower, state, reason)
+        logger.warning("%s disconnected while %s: %s", follower, state, reason)
         self._count()
         if (waiting := self.why_not_ready()) is not None:
             logger.warning("%s", waiting)
@@ -169,10 +185,12 @@ class Standbys:
             self.confirms.count()
 
     def close(self) -> None:
-        """Nobody is connected any more who could be told too early."""
+        """Called when no client is left that could get a confirm too early."""
         if self.confirms is not None:
             if self.confirms.is_waiting:
-                logger.warning("stopping without the standbys: what came last was confirmed to nobody")
+                logger.warning(
+                    "stopping without waiting for standbys: the last changes were not confirmed to publishers"
+                )
             self.confirms.end()
 
     def describe(self) -> dict[str, Any]:

@@ -3,22 +3,67 @@
 `Broker` gets it as an argument. Listeners use the facts and the small state interface, never the shard itself.
 """
 
-from headrace.broker.catalog.catalog import Catalog
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from headrace.broker.catalog.file_catalog import FileCatalog
+from headrace.broker.queues.flush import SETTLE_TABLE
+from headrace.broker.queues.view import fold_settles
+from headrace.clock import Clock
+from headrace.config import Config
 from headrace.errors import StorageError
 from headrace.log.counters import Counters
 from headrace.log.disk.disk import Disk
+from headrace.log.log import LogSpec
 from headrace.log.recovery.recovery import RecoveryReport
 from headrace.log.shard import Shard
+
+FOLDS = {SETTLE_TABLE: fold_settles}
+
+logger = logging.getLogger("headrace.broker")
 
 
 class Storage:
     """Used on the event loop."""
 
-    def __init__(self, disk: Disk, catalog: Catalog, shard: Shard, report: RecoveryReport) -> None:
+    def __init__(self, disk: Disk, catalog: FileCatalog, shard: Shard, report: RecoveryReport) -> None:
         self.disk = disk
         self.catalog = catalog
         self.shard = shard
         self.report = report
+
+    @classmethod
+    def open(
+        cls, config: Config, clock: Clock, disk: Disk, catalog: FileCatalog, logs: Callable[[], Iterable[LogSpec]]
+    ) -> "Storage":
+        """Lock the data folder and recover the logs. Blocks the event loop: nothing is served before.
+
+        `logs` is called once the folder is locked, because it reads the catalog.
+        """
+        loop, data_dir = asyncio.get_running_loop(), config.data_dir
+        with readable_errors(data_dir):
+            _make_folder(disk, data_dir)
+            shard, report = Shard.open(
+                data_dir,
+                config.log,
+                logs=_lazily(logs),
+                clock=clock,
+                disk=disk,
+                post=loop.call_soon_threadsafe,
+                defer=loop.call_soon,
+                watch=partial(_watch, loop),
+                make_future=loop.create_future,
+                folds=FOLDS,
+            )
+        report.restored += catalog.restored
+        if shard.was_standby:
+            logger.warning("%s was a standby's copy and no longer follows its leader", data_dir)
+        return cls(disk, catalog, shard, report)
 
     # Facts for operators.
 
@@ -67,3 +112,43 @@ class Storage:
         entry = self.shard.group()
         entry.put(table, key, value)
         await entry.commit()
+
+
+def _lazily(logs: Callable[[], Iterable[LogSpec]]) -> Iterator[LogSpec]:
+    yield from logs()
+
+
+def _watch(loop: asyncio.AbstractEventLoop, file: int, call: Callable[[], object] | None) -> None:
+    if call is None:
+        loop.remove_reader(file)
+    else:
+        loop.add_reader(file, call)
+
+
+def _make_folder(disk: Disk, path: str) -> None:
+    """Create the folder and sync every new name on the path to it, so that a power failure cannot lose the folder."""
+    missing = []
+    while not disk.exists(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for made in reversed(missing):
+        disk.mkdir(made)
+        disk.sync_dir(os.path.dirname(made))
+
+
+@contextlib.contextmanager
+def readable_errors(data_dir: str) -> Iterator[None]:
+    """Turn the errors of an unusable data folder into one sentence each."""
+    try:
+        yield
+    except OSError as error:
+        reasons = {
+            errno.EACCES: "this user may not use it",
+            errno.EPERM: "this user may not use it",
+            errno.EROFS: "its filesystem is read-only",
+            errno.ENOTDIR: "it is not a folder",
+            errno.EEXIST: "it is not a folder",
+            errno.ENOSPC: "its disk is full",
+        }
+        reason = reasons.get(error.errno or 0, error.strerror or str(error))
+        raise StorageError(f"the data folder {data_dir} cannot be opened: {reason}") from error

@@ -191,13 +191,13 @@ async def test_a_damaged_queue_does_not_keep_the_disk_space_of_those_behind_it(
 ) -> None:
     damaged, other = await declare(host, "damaged"), await declare(host, "other")
     looked = []
-    look = broker.reclaim._look_after
+    look = broker.reclaim._reclaim
 
     async def look_after(view: Any, retain: Any) -> None:
         looked.append(view)
         await (refuse() if view is damaged.view else look(view, retain))
 
-    monkeypatch.setattr(broker.reclaim, "_look_after", look_after)
+    monkeypatch.setattr(broker.reclaim, "_reclaim", look_after)
     with pytest.raises(StorageError):
         await broker.reclaim.once()
     assert looked == [damaged.view, other.view]
@@ -210,7 +210,7 @@ async def test_the_numbers_of_the_broker_go_on_when_one_queue_cannot_be_counted(
     broker._watch.cancel()  # its own
     monkeypatch.setattr("headrace.broker.metrics.history.INTERVAL_S", 0.001)
     monkeypatch.setattr("headrace.broker.metrics.history.QUEUES_PER_SECOND", 1e12)
-    history = History(broker)
+    history = History(broker.stats, broker.shard.counters, broker.vhosts, broker.clock)
     failed = []
 
     def fails(_: Queue) -> int:
@@ -223,7 +223,7 @@ async def test_the_numbers_of_the_broker_go_on_when_one_queue_cannot_be_counted(
         await until(lambda: len(failed) >= 3 or task.done())
     await until(lambda: history.samples or task.done())
     assert not task.done()
-    said = [record for record in caplog.records if "numbers" in record.message]
+    said = [record for record in caplog.records if "sampling the broker" in record.message]
     assert len(said) == 1, "not once a second"
     task.cancel()
 
@@ -238,8 +238,8 @@ async def test_housekeeping_goes_on_when_a_chore_fails_whatever_it_says(broker: 
         done.append(True)
 
     keeper = broker.housekeeping
-    keeper.also(fails)
-    keeper.also(works)
+    keeper.add_task(fails)
+    keeper.add_task(works)
     task = asyncio.ensure_future(keeper.run(0.001))
     await until(lambda: len(done) >= 2 or task.done())
     assert not task.done()

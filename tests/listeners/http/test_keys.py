@@ -222,7 +222,7 @@ def test_an_unreadable_log_does_not_block_other_indexes(
     monkeypatch.setattr(Partition, "read_now", read)
     publish(live, "damaged", {"key": "a", "value": "1"})
     answer = ask(live, "damaged", "a")
-    assert answer.status_code == 503 and "stands still: a file is damaged" in answer.json()["detail"]
+    assert answer.status_code == 503 and "cannot advance: a file is damaged" in answer.json()["detail"]
     publish(live, topic, {"key": "a", "value": "2"})
     assert value(live, topic, "a") == "2"
 

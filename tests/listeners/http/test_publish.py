@@ -393,6 +393,6 @@ def test_a_compacted_topic_refuses_messages_without_a_key(live: Live, topic: str
     live.create(topic, cleanup_policy="compact")
     answer = live.client.post(f"/topics/{topic}/messages", json=[{"key": "a", "value": 1}, {"value": 2}])
     assert (answer.status_code, code_of(answer)) == (400, "invalid_input")
-    assert answer.json()["detail"] == f"message 1 has no key: {topic!r} is compacted, and keeps messages by key"
+    assert answer.json()["detail"] == f"message 1 has no key: topic {topic!r} is compacted, so every message needs one"
     assert live.read(topic) == [], "all or nothing"
     live.publish(topic, {"key": "", "value": 1}, {"key": "a", "value": None})

@@ -102,7 +102,10 @@ def _serves_what_it_has_read_and_takes_nothing(registry: Registry) -> None:
     ):
         answer = registry.ask(method, path, body)
         assert answer.status_code == 503
-        assert "no schemas are taken: the topic _schemas cannot be read whole: a file is" in answer.json()["message"]
+        assert (
+            "schemas cannot be changed, because the topic _schemas cannot be read to its end: a file is"
+            in answer.json()["message"]
+        )
     assert registry.code("GET", "/schemas/ids/2") == 503, "it may be behind the damage"
 
 

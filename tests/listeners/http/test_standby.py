@@ -3,7 +3,6 @@
 import contextlib
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -12,7 +11,6 @@ import pytest
 from headrace.broker.access.permissions import EVERYTHING
 from headrace.broker.standbys import Standbys
 from headrace.clock import ManualClock
-from headrace.config import Config
 from headrace.errors import InvalidInput
 from headrace.log.disk.disk import RealDisk
 from headrace.log.settings import LogSettings
@@ -100,10 +98,14 @@ def test_standbys_can_confirm_while_the_memory_budget_is_used_up(live: Live) -> 
 def test_changes_have_higher_numbers_after_a_restart(tmp_path: Path) -> None:
     """A takeover compares positions: a standby that was away must not look more recent."""
     clock = ManualClock()
-    broker: Any = SimpleNamespace(clock=clock, disk=RealDisk(), config=Config(data_dir=str(tmp_path)))
-    before = Standbys(broker).changes
+    nothing: Any = None
+
+    def standbys() -> Standbys:
+        return Standbys(nothing, nothing, RealDisk(), str(tmp_path), clock, wanted=0, memory_bytes_max=1 << 30)
+
+    before = standbys().changes
     clock.advance(1)
-    after = Standbys(broker).changes
+    after = standbys().changes
     assert before is not None and after is not None
     assert after.sequence > before.sequence + 100_000
 
@@ -115,7 +117,7 @@ def test_a_broker_with_a_separate_tier_refuses_standbys(own: type[Live], tmp_pat
 
 
 def test_standby_confirms_is_refused_with_a_separate_tier(own: type[Live], tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="standby_confirms: archived segments lie in"):
+    with pytest.raises(InvalidInput, match="standby_confirms: archived segments are in"):
         own(log=LogSettings(journal_file_bytes=1 << 20, tier_dir=str(tmp_path / "elsewhere")), standby_confirms=1)
 
 

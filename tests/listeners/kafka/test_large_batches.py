@@ -1,4 +1,4 @@
-"""What unfolds to much is checked in a thread: others are served meanwhile, its own connection keeps the order."""
+"""Batches that decompress to much are validated in a thread: others are served, and the order is kept."""
 
 import struct
 import threading
@@ -75,7 +75,7 @@ def sizes(world: World, partition: int = 0) -> list[int]:
     return [len(record.value or b"") for record in codec.records(chunk.data)]
 
 
-async def test_others_are_served_while_a_large_batch_is_unfolded(world: World, gate: Gate) -> None:
+async def test_others_are_served_while_a_large_batch_is_decompressed(world: World, gate: Gate) -> None:
     client, other = await world.client(), await world.client()
     send(client, (0, LARGE))
     while not gate.asked:
@@ -103,7 +103,7 @@ async def test_nothing_overtakes_a_large_batch_on_its_connection(world: World, g
     assert sizes(world) == [1, 8 * MB] + [1] * 200
 
 
-async def test_what_comes_behind_a_large_batch_in_one_request_stays_behind_it(world: World, gate: Gate) -> None:
+async def test_batches_after_a_large_one_in_a_request_stay_after_it(world: World, gate: Gate) -> None:
     client = await world.client()
     gate.opened.set()
     small = bytes(batch(b"x"))
@@ -182,7 +182,7 @@ async def test_a_large_batch_that_is_broken_is_refused_and_the_connection_lives(
     assert gate.asked == 1, "the one is seen to be torn before it is unfolded"
 
 
-async def test_who_sends_too_much_at_once_is_told_to_come_again_however_little_a_batch_may_unfold_to(
+async def test_a_request_that_decompresses_to_too_much_must_be_retried_at_any_batch_limit(
     tmp_path: Path,
 ) -> None:
     """Less than the loop unfolds of a request: what was left of it for the thread was less than nothing."""
@@ -197,7 +197,7 @@ async def test_who_sends_too_much_at_once_is_told_to_come_again_however_little_a
         assert [code for code, _ in (await answer(client)).values()] == [0] * 3
 
 
-async def test_d6_what_a_producer_was_told_to_send_again_comes_before_what_it_sent_next(tmp_path: Path) -> None:
+async def test_d6_a_batch_that_a_producer_must_retry_stays_before_its_next_one(tmp_path: Path) -> None:
     """Nothing was known of it in that partition yet: the second batch was taken, and the first was out of order."""
     async with world_at(tmp_path, decompressed_bytes_max=64 << 10) as world:
         await world.topic("t", 20)
@@ -238,7 +238,7 @@ async def test_a_client_that_is_gone_meanwhile_has_sent_it_all_the_same(world: W
     assert sizes(world) == [8 * MB]
 
 
-async def test_what_waits_behind_one_that_our_bug_ends_is_not_stored(
+async def test_requests_after_one_that_fails_by_a_bug_are_not_stored(
     world: World, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:

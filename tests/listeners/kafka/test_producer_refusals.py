@@ -1,4 +1,4 @@
-"""What producers with ids are told when they are wrong: the codes that Apache Kafka 4.3.1 gave to the same requests."""
+"""Errors for idempotent producers: the codes that Apache Kafka 4.3.1 returned for the same requests."""
 
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -133,7 +133,9 @@ async def test_a_batch_of_a_transaction_needs_a_transactional_id_in_its_request(
     assert (await send(client, topic, producer, 0, of="nameless", transactional=True)).base_offset == 0
 
 
-async def test_who_forgot_to_add_a_partition_or_group_can_abort_if_it_knows_how(world: World, client: Client) -> None:
+async def test_a_producer_that_did_not_add_a_partition_or_group_can_abort_if_its_version_allows(
+    world: World, client: Client
+) -> None:
     """INVALID_TXN_STATE ends a Java producer; those since 3.8 know TRANSACTION_ABORTABLE."""
     topic = await world.topic("not-added")
     producer = await init(client, "not-added")
@@ -148,7 +150,7 @@ async def test_who_forgot_to_add_a_partition_or_group_can_abort_if_it_knows_how(
     "said", [{"producer_id": 3, "producer_epoch": -1}, {"producer_id": -1, "producer_epoch": 3}], ids=str
 )
 @pytest.mark.parametrize("name", [None, "half"])
-async def test_half_of_who_a_producer_was_before_is_refused(client: Client, name: str | None, said: Any) -> None:
+async def test_an_incomplete_previous_instance_is_refused(client: Client, name: str | None, said: Any) -> None:
     refused = await init(client, name, **said)
     assert (refused.error_code, refused.producer_id, refused.producer_epoch) == (Code.INVALID_REQUEST, -1, -1)
 

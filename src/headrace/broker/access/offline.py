@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from headrace.broker.access.permissions import Permission, TopicPermission
 from headrace.broker.access.users import Users
-from headrace.broker.catalog.catalog import Catalog
+from headrace.broker.catalog.file_catalog import FileCatalog
 from headrace.broker.vhosts.vhosts import CATALOG_KIND as VHOSTS
 from headrace.broker.vhosts.vhosts import DEFAULT
 from headrace.errors import NotFound, VirtualHostNotFound
@@ -65,7 +65,7 @@ def offline_users(data_dir: str, disk: Disk | None = None) -> Iterator[OfflineUs
     try:
         follower.promote(disk, data_dir)  # its leader does not know what is changed here
         with asyncio.Runner() as runner:
-            catalog = Catalog(disk, data_dir)
+            catalog = FileCatalog(disk, data_dir)
             vhosts = frozenset((DEFAULT, *(document["identity"][0] for document in catalog.load(VHOSTS))))
             users = Users(catalog)
             try:

@@ -1,7 +1,7 @@
-"""Arguments of what clients declare, as JSON and back: a table of AMQP holds what JSON has no form for.
+"""Converts AMQP arguments to JSON and back: an AMQP table has types that JSON lacks.
 
-Such a value is an object of one member, whose name says what it is. It must come back as it was: a binding is found by
-its arguments, and a header is compared with them.
+Such a value becomes an object with one member, whose name is the type. It must come back exactly: a binding is
+identified by its arguments, and headers exchanges compare headers with them.
 """
 
 import math
@@ -34,7 +34,8 @@ def to_plain(value: Any) -> Any:
         return [to_plain(item) for item in value]
     if isinstance(value, Mapping):
         members = _table(value, to_plain)
-        return {"$table": members} if _kind(value) is not None else members  # a client's, and only looks like ours
+        # A client's own table may look like one of our type objects: it is wrapped.
+        return {"$table": members} if _kind(value) is not None else members
     return value
 
 

@@ -1,4 +1,4 @@
-"""Counters of the broker above the log: plain numbers, read when somebody scrapes."""
+"""Counters of the broker above the log: plain numbers, read by a scrape of the metrics."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -6,14 +6,14 @@ from typing import Protocol
 
 from headrace.log.counters import Histogram
 
-STALL_S = 0.05  # a loop that comes back this late has kept somebody waiting
+STALL_S = 0.05  # an event-loop iteration this late is counted as a stall
 GC_BUCKETS_S = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 STALL_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 @dataclass(slots=True)
 class ListenerStats:
-    """What one listener counts; a listener adds its own kind of event under `events`."""
+    """The counters of one listener; it adds its own kinds of events under `events`."""
 
     connections: int = 0
     connections_total: int = 0
@@ -28,7 +28,7 @@ class ListenerStats:
 
 
 class Counted(Protocol):
-    """What a queue counts."""
+    """The counters of a queue."""
 
     delivered: int
     acked: int
@@ -38,7 +38,7 @@ class Counted(Protocol):
 
 @dataclass(slots=True)
 class Tally:
-    """What queues did that are gone: totals over all queues would fall with each of them, and no counter may."""
+    """The counts of deleted queues: without them, totals over all queues would fall, which no counter may."""
 
     delivered: int = 0
     acked: int = 0

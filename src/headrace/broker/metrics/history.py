@@ -1,18 +1,20 @@
-"""The last minutes of the broker in numbers: sampled once a second from counters that are there anyway.
+"""The recent history of the broker's counters, sampled once a second for the dashboard.
 
-Depths of thousands of queues are not summed every second: the more queues, the older the sum may be, so
-that looking costs a fixed small share of the loop whatever there is to look at.
+The depths of thousands of queues are not summed every second: the more queues, the older the sum may be, so that
+sampling costs a fixed small share of the event loop.
 """
 
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from headrace.broker.cooperative.yielding import YieldEvery
-
-if TYPE_CHECKING:
-    from headrace.broker.broker import Broker
+from headrace.broker.metrics.counters import Stats
+from headrace.broker.vhosts.vhost import VirtualHost
+from headrace.clock import Clock
+from headrace.log.counters import Counters
 
 logger = logging.getLogger("headrace.broker")
 
@@ -39,8 +41,11 @@ class Sample(NamedTuple):
 class History:
     """Owned by the broker; `run` is one of its tasks."""
 
-    def __init__(self, broker: "Broker") -> None:
-        self._broker = broker
+    def __init__(self, stats: Stats, counters: Counters, hosts: Iterable[VirtualHost], clock: Clock) -> None:
+        self._stats = stats
+        self._counters = counters
+        self._hosts = hosts
+        self._clock = clock
         self.samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
         self._depth = (0, 0, 0, 0)
         self._depth_due_s = 0.0
@@ -53,24 +58,23 @@ class History:
             await asyncio.sleep(INTERVAL_S)
 
     async def _take_safely(self) -> None:
-        """A sample that fails is left out and said once: without the next ones the dashboard would stand still."""
+        """Skip a sample that fails and log the first failure: without later samples the dashboard would freeze."""
         try:
-            if self._broker.clock.monotonic() >= self._depth_due_s:
+            if self._clock.monotonic() >= self._depth_due_s:
                 await self._sum_queues()
             self.take()
         except Exception:
             if not self._has_failed:
-                logger.exception("the broker's numbers could not be taken")
+                logger.exception("sampling the broker's counters failed")
             self._has_failed = True
         else:
             self._has_failed = False
 
     def take(self) -> Sample:
-        broker = self._broker
-        counters, listeners = broker.shard.counters, broker.stats.listeners
+        counters, listeners = self._counters, self._stats.listeners
         ready, unacked, delivered, acked = self._depth
         sample = Sample(
-            broker.clock.now_ms(),
+            self._clock.now_ms(),
             counters.records_written,
             counters.bytes_written,
             counters.bytes_read,
@@ -92,8 +96,8 @@ class History:
 
     async def _sum_queues(self) -> None:
         ready = unacked = 0
-        delivered, acked = self._broker.stats.gone.delivered, self._broker.stats.gone.acked
-        queues = [queue for host in self._broker.vhosts for queue in host.queues.values()]
+        delivered, acked = self._stats.gone.delivered, self._stats.gone.acked
+        queues = [queue for host in self._hosts for queue in host.queues.values()]
         async for queue in YieldEvery().each(queues):
             delivered += queue.delivered
             acked += queue.acked
@@ -101,10 +105,10 @@ class History:
                 ready += queue.ready
                 unacked += queue.unacked
         self._depth = (ready, unacked, delivered, acked)
-        self._depth_due_s = self._broker.clock.monotonic() + len(queues) / QUEUES_PER_SECOND - INTERVAL_S / 2
+        self._depth_due_s = self._clock.monotonic() + len(queues) / QUEUES_PER_SECOND - INTERVAL_S / 2
 
     def next(self) -> "asyncio.Future[None]":
-        """Done when the next sample is there."""
+        """Done when the next sample is taken."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(future)
         return future

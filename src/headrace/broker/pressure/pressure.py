@@ -1,8 +1,8 @@
-"""The memory manager: slows publishers, then pauses them, and takes memory back from whoever holds most.
+"""Back-pressure: slows publishers, then pauses them, and reclaims memory from the largest holders.
 
-`judge` decides, from numbers alone; Pressure measures, acts and counts. Publishers are slowed step by step as
-memory fills or as more waits for the disk, paused over 90 % of the limit, and go on below 80 %. A short
-disk pauses them likewise. Readers are never held: they are what makes it better.
+`judge` decides, from numbers alone; `Pressure` measures, acts and counts. Publishers are slowed step by step as memory
+fills or as more bytes wait for the disk, paused over 90 % of the memory limit, and resumed below 80 %. A nearly full
+disk pauses them likewise. Readers are never held back: they free memory and disk.
 """
 
 import asyncio
@@ -23,25 +23,26 @@ logger = logging.getLogger("headrace.pressure")
 
 MB = 1 << 20
 PAUSE_SHARE, RESUME_SHARE = 0.90, 0.80
-SHED_TO_SHARE = 0.75  # below where publishers go on: at the very mark nobody would
-DISK_RESUME_SHARE = 1.25  # of the limit must be free again: with less, every deleted segment would flap
-# The level is how many of these are passed; each halves what publishers may send.
+SHED_TO_SHARE = 0.75  # below RESUME_SHARE, so that publishers really resume
+DISK_RESUME_SHARE = 1.25  # times the limit must be free again: with less, each deleted segment would toggle the alarm
+# The level is the number of steps passed; each one halves the rate of the publishers.
 MEMORY_STEPS = (0.60, 0.66, 0.72, 0.78, 0.84)
-DEPTH_STEPS = (0.30, 0.45, 0.60, 0.75, 0.90)  # of what may wait for the disk
-STEP_BACK = 0.03  # a step is left only this far below where it was entered
+DEPTH_STEPS = (0.30, 0.45, 0.60, 0.75, 0.90)  # of the bytes that may wait for the disk
+STEP_BACK = 0.03  # hysteresis: a step is left only this far below where it was entered
 RATES = (512 * MB, 256 * MB, 128 * MB, 64 * MB, 32 * MB)  # bytes a second, of all publishers together
-# Nobody waits longer than its own bytes take at this part of the rate: small messages are not held for large ones.
+# A publisher waits at most as long as its own bytes take at this part of the rate, so large messages do not delay
+# small ones.
 FAIR_PART = 64
 DELAY_S_MAX = 1.0
 STREAMING_PART = 4
 PENDING_BYTES_MAX = 256 * MB  # with less, one slow sync would refuse publishers
-CALM_LOOK_S = 1.0  # while nothing comes; a look at every tick was most of what an idle broker costs
+CALM_LOOK_S = 1.0  # while nothing is published: measuring at every tick was most of the cost of an idle broker
 DISK_LOOK_S = 1.0
 SHED_INTERVAL_S = 1.0
 IDLE_LOOK_S = 10.0
-IDLE_BYTES = 16 * MB  # written and read in that time: less is hardly any
+IDLE_BYTES = 16 * MB  # written and read in that time; with less the broker counts as idle
 TRIM_INTERVAL_S = 5.0
-SAME_ALARM_S = 10.0  # one that comes back sooner goes on where it was: holders have been patient already
+SAME_ALARM_S = 10.0  # an alarm that returns sooner continues the last one: its patience periods have passed
 NOTHING_LEFT_S = 30.0
 OTHER_FILES = 128  # journal, slots, listeners, threads
 CONNECTIONS_MIN = 64
@@ -62,7 +63,7 @@ class Usage(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What holds for publishers. `level` 0 is full speed, and says nothing while they are paused."""
+    """The decision for publishers. `level` 0 is full speed; it has no meaning while they are paused."""
 
     level: int = 0
     slowed_by: str = ""
@@ -75,7 +76,7 @@ class Verdict(NamedTuple):
 
     @property
     def rate_bytes_s(self) -> int | None:
-        """What publishers may send, all together; None is as much as they like."""
+        """The rate of all publishers together; None is unlimited."""
         if self.paused_by is not None:
             return 0
         return RATES[self.level - 1] if self.level else None
@@ -85,7 +86,7 @@ CALM = Verdict()
 
 
 def judge(before: Verdict, usage: Usage, limits: Limits) -> Verdict:
-    """Pure. Alarms and steps are left later than they are entered, so that nothing flaps at a border."""
+    """Pure function. Alarms and steps have hysteresis, so that nothing toggles at a threshold."""
     memory = usage.rss_bytes / limits.memory_bytes
     depth = usage.pending_bytes / limits.pending_bytes
     memory_level = _level(MEMORY_STEPS, memory, before.level if before.slowed_by == MEMORY else 0)
@@ -107,19 +108,19 @@ def _level(steps: tuple[float, ...], share: float, before: int) -> int:
 
 
 class Reclaimable(Protocol):
-    """Something that holds memory and can give it back without losing what must not be lost."""
+    """Memory that can be freed without losing data: caches, read-ahead, buffers that can go to disk."""
 
     name: str
-    patience_s: float  # how long an alarm lasts before it is asked
+    patience_s: float  # how long an alarm must last before this holder is asked
 
     def held_bytes(self) -> int: ...
 
     def shed(self, wanted_bytes: int) -> int:
-        """Lets go of about that much, its largest parts first; how much it really was."""
+        """Free about that much, largest parts first; returns the bytes really freed."""
 
 
 class Pressure:
-    """Owned by the broker and used on its loop; tick is called about twenty times a second."""
+    """Owned by the broker and used on its event loop, which calls `tick` about twenty times a second."""
 
     def __init__(
         self, shard: Shard, config: Config, clock: Clock, disk: Disk, memory: ProcessMemory | None = None
@@ -135,7 +136,7 @@ class Pressure:
         self.holders: list[Reclaimable] = []
         self.events = dict.fromkeys(EVENTS, 0)
         self.shed_bytes: dict[str, int] = {}
-        self.delays = 0  # times that a publisher was held back for a moment
+        self.delays = 0  # times that a publisher was delayed
         self._paused_s = 0.0
         self._paused_at: float | None = None
         self._callbacks: list[Callable[[Verdict], object]] = []
@@ -150,11 +151,11 @@ class Pressure:
         self._trim: asyncio.Future[None] | None = None
         if self.usage.rss_bytes >= limit * RESUME_SHARE:
             logger.warning(
-                "memory_limit %s leaves no room: the broker alone takes %d MB", format_size(limit),
+                "memory_limit %s is too small: the broker alone takes %d MB", format_size(limit),
                 self.usage.rss_bytes // MB,
             )  # fmt: skip
 
-    # What others ask.
+    # Admission of publishers.
 
     @property
     def must_throttle(self) -> bool:
@@ -174,7 +175,7 @@ class Pressure:
 
     @property
     def connections_max(self) -> int:
-        """Of all listeners together: the log needs its files, and a process has only so many."""
+        """Of all listeners together: the file descriptors that the log does not need."""
         files = self._disk.open_files_max()
         log_files = (self._segment_files or files // 4) + 2 * parts_max(files)
         return max(CONNECTIONS_MIN, files - log_files - OTHER_FILES)
@@ -185,7 +186,7 @@ class Pressure:
 
     @property
     def paused_s(self) -> float:
-        """How long publishers have been paused since the start."""
+        """Total time that publishers have been paused since the start."""
         return self._paused_s + (self._clock.monotonic() - self._paused_at if self._paused_at is not None else 0.0)
 
     @property
@@ -195,15 +196,15 @@ class Pressure:
             return f"memory is short: {self.usage.rss_bytes // MB} MB of {format_size(self.limits.memory_bytes)} in use"
         if self.verdict.disk_alarm:
             enough = int(self.limits.disk_free_bytes * DISK_RESUME_SHARE)
-            return f"disk space is short: {self.usage.disk_free_bytes // MB} MB free, {enough // MB} MB would do"
+            return f"disk space is short: {self.usage.disk_free_bytes // MB} MB free, {enough // MB} MB needed"
         return None
 
     def check(self) -> None:
-        """For publishers that can be told no. Raises Overloaded or DiskFull while publishers are paused."""
+        """For publishers that can be refused. Raises Overloaded or DiskFull while publishers are paused."""
         if self.verdict.memory_alarm:
-            raise Overloaded(f"{self.paused_because}; messages are read, but not taken", 2.0)
+            raise Overloaded(f"{self.paused_because}; messages can be read, but not published", 2.0)
         if self.verdict.disk_alarm:
-            raise DiskFull(f"{self.paused_because}; messages are read, but not taken")
+            raise DiskFull(f"{self.paused_because}; messages can be read, but not published")
         pending = self._shard.pending_bytes
         if pending > self.limits.pending_bytes:
             raise Overloaded(f"{pending:,} bytes are waiting for the disk")
@@ -217,7 +218,7 @@ class Pressure:
         return self.delay_s(size)
 
     def delay_s(self, size: int) -> float:
-        """How long who has just sent this much waits before it may send more; 0 at full speed."""
+        """Seconds that a publisher of `size` bytes must wait before it sends more; 0 at full speed."""
         rate = self.verdict.rate_bytes_s
         if not rate:
             return 0.0
@@ -234,10 +235,10 @@ class Pressure:
         self.holders.append(holder)
         self.shed_bytes.setdefault(holder.name, 0)
 
-    # Looking.
+    # Measuring.
 
     def took(self, size: int) -> None:
-        """Bytes came in. A burst is looked at before the next tick, which might be too late for it."""
+        """Count received bytes. A burst is measured at once: the next tick might be too late."""
         self._unseen_bytes += size
         if self._unseen_bytes >= self._growth_bytes:
             self.look()
@@ -270,7 +271,7 @@ class Pressure:
         try:
             return self._disk.free_bytes(self._data_dir)
         except OSError:
-            return self.usage.disk_free_bytes  # the log will say what is wrong with the disk
+            return self.usage.disk_free_bytes  # the log reports what is wrong with the disk
 
     def _take(self, verdict: Verdict, now: float) -> None:
         before, self.verdict = self.verdict, verdict
@@ -288,23 +289,23 @@ class Pressure:
         if verdict.level and (not before.level or verdict.slowed_by != before.slowed_by):
             self.events[f"{verdict.slowed_by}_slowed"] += 1
         if (verdict.paused_by is None) != (before.paused_by is None):
-            self._say_paused(now)
+            self._log_paused(now)
         for callback in list(self._callbacks):
             callback(verdict)
 
-    def _say_paused(self, now: float) -> None:
+    def _log_paused(self, now: float) -> None:
         if self._paused_at is None:
             self._paused_at = now
             logger.warning("publishers are paused: %s", self.paused_because)
         else:
             self._paused_s += now - self._paused_at
-            logger.warning("publishers go on after %.1f s", now - self._paused_at)
+            logger.warning("publishers resume after %.1f s", now - self._paused_at)
             self._paused_at = None
 
-    # Taking memory back.
+    # Reclaiming memory.
 
     def _shed(self, now: float) -> None:
-        """Largest holders first, until enough has been let go."""
+        """Ask the largest holders first, until enough is freed."""
         excess = int(self.usage.rss_bytes - self.limits.memory_bytes * SHED_TO_SHARE)
         patient = [holder for holder in self.holders if now - self._alarm_since >= holder.patience_s]
         freed = 0
@@ -317,10 +318,10 @@ class Pressure:
         self._trim_memory(now)
         if not freed and now - self._alarm_since > NOTHING_LEFT_S and now >= self._complain_due:
             self._complain_due = now + 60.0
-            logger.warning("%s, and nothing is left to let go of", self.paused_because)
+            logger.warning("%s, and nothing is left to reclaim", self.paused_because)
 
     def _trim_after_work(self, now: float) -> None:
-        """What the allocator kept for the next buffers goes back once there are hardly any, and is then left alone."""
+        """Return the allocator's free memory to the system once after each busy period."""
         counters = self._shard.counters
         moved, self._moved_bytes = self._moved_bytes, counters.bytes_written + counters.bytes_read
         if self._moved_bytes - moved > IDLE_BYTES:

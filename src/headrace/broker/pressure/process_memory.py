@@ -1,4 +1,4 @@
-"""What the machine or the container gives this process, and what the process takes of it."""
+"""The memory limit of the machine or container, and the resident memory of this process."""
 
 import os
 import resource
@@ -11,12 +11,12 @@ AUTO_LIMIT_SHARE = 0.4
 SELF_STATM = "/proc/self/statm"
 SELF_CGROUP = "/proc/self/cgroup"
 CGROUPS = "/sys/fs/cgroup"
-# Kernel files have no size to ask for; every one of ours is shorter than this.
+# Kernel files report no size; all files read here are shorter than this.
 KERNEL_FILE_BYTES_MAX = 4096
 
 
 class ProcessMemory:
-    """The resident memory of this process, cheap enough to be asked for many times a second."""
+    """The resident memory of this process, cheap enough to read many times a second."""
 
     def __init__(self, disk: Disk | None = None) -> None:
         self._disk = disk or RealDisk()
@@ -28,7 +28,7 @@ class ProcessMemory:
 
     def rss_bytes(self) -> int:
         if self._file is None:
-            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KB  # the peak: better than nothing
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KB  # the peak: the only value there is
         return int(self._disk.pread(self._file, 128, 0).split()[1]) * self._page_bytes
 
     def close(self) -> None:
@@ -38,19 +38,19 @@ class ProcessMemory:
 
 
 def memory_limit(configured: int) -> int:
-    """What was set, or for 0 the lesser of 2 GB and 40 % of what there is."""
+    """The configured limit; for 0, 2 GB or 40 % of the available memory, whichever is less."""
     return configured or min(AUTO_LIMIT_MAX, int(memory_bytes() * AUTO_LIMIT_SHARE))
 
 
 def memory_bytes(disk: Disk | None = None) -> int:
-    """Of the machine, or of the container if that is less."""
+    """The memory of the machine, or of the container if that is less."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     disk = disk or RealDisk()
     return min([total, *(limit for path in _limit_files(disk) if (limit := _number(disk, path)) is not None)])
 
 
 def _limit_files(disk: Disk) -> list[str]:
-    """The limits that hold for this process: its group's and those of all groups above, in both versions."""
+    """The cgroup limits of this process: of its group and of all groups above, in cgroup v1 and v2."""
     found: list[str] = []
     for line in (_read(disk, SELF_CGROUP) or "").splitlines():
         _, _, rest = line.partition(":")
@@ -62,7 +62,7 @@ def _limit_files(disk: Disk) -> list[str]:
         else:
             continue
         parts = [part for part in group.split("/") if part]
-        # In a container the group's path may be the host's, while the mount begins at the group itself.
+        # In a container the path may be the host's, while the mount begins at the group itself: try every prefix.
         found += ["/".join([root, *parts[:depth], name]) for depth in range(len(parts), -1, -1)]
     return found
 

@@ -1,4 +1,4 @@
-"""What inside the broker holds memory and can be asked to let go of it; see pressure.Holder."""
+"""The memory inside the broker that can be reclaimed; see pressure.Reclaimable."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -8,7 +8,7 @@ from headrace.broker.vhosts.vhost import VirtualHost
 
 
 class Cached(Protocol):
-    """A cache of what is in files: everything in it can be had again."""
+    """A cache of file contents: everything in it can be read again."""
 
     @property
     def size_bytes(self) -> int: ...
@@ -16,7 +16,7 @@ class Cached(Protocol):
 
 
 class Cache:
-    """Index files in memory, batches unpacked from the tier, what was read last: read again when they are needed."""
+    """Cached index files, decompressed row groups of the tier, recent reads: read again when they are needed."""
 
     patience_s = 0.0
 
@@ -34,7 +34,7 @@ class Cache:
 
 
 class ReadAhead:
-    """What queues have read for consumers that have no credit at the moment: it is in the log."""
+    """Chunks that queues have read for consumers without credit: they are still in the log."""
 
     name = "read_ahead"
     patience_s = 0.0
@@ -47,7 +47,7 @@ class ReadAhead:
 
     def held_bytes(self) -> int:
         held = 0
-        for host in self._hosts:  # plain loops: there may be tens of thousands of views, and a scrape asks
+        for host in self._hosts:  # plain loops: a scrape may visit tens of thousands of views
             for queue in host.queues.values():
                 for view in queue.views:
                     held += view.chunk_bytes

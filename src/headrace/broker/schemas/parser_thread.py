@@ -1,4 +1,4 @@
-"""Schemas parsed and compared, on a thread of their own: one may take long, and so may its comparison with others."""
+"""Parses and compares schemas in a thread of its own, because one schema may take seconds."""
 
 import asyncio
 import hashlib
@@ -12,8 +12,8 @@ from headrace.schemas.kinds import Schema
 from headrace.schemas.parsed import Parsed
 from headrace.schemas.state import IMPORT, Content, State, Version
 
-COMPARED_AT_ONCE = 50  # schemas in memory, and errands for the thread: each takes longer than a small comparison
-COMPARED_MAX = 1_000  # versions of a subject that are parsed to see whether they are the same in other words
+COMPARED_AT_ONCE = 50  # schemas per job: bounds memory, and a job costs more than a small comparison
+COMPARED_MAX = 1_000  # versions of a subject that are parsed to find an equivalent one
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -23,26 +23,28 @@ class Parsing:
         self._thread = ThreadPoolExecutor(1, "schemas")
         self._is_closed = False
         self._lately = Parsed()
-        self._digests: dict[int, tuple[Content, str]] = {}  # by id, of those that were looked at
+        self._digests: dict[int, tuple[Content, str]] = {}  # by schema id, of parsed versions
 
     async def close(self) -> None:
-        """A schema that is being parsed ends first, beside the loop: it may take seconds."""
+        """Waits, without blocking the event loop, for the schema that is being parsed."""
         self._is_closed = True
         await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
 
     def forget(self) -> None:
-        """Ids mean something else from here on."""
+        """Call it when ids may have a new meaning: the topic was recreated."""
         self._digests = {}
 
     async def serialized(self, known: State, content: Content) -> str:
-        """A Protobuf schema as its descriptor, which clients ask for that have no compiler."""
+        """A Protobuf schema as its descriptor, for clients without a compiler."""
         parsed: Any = (await self.parsed(known, content))[0]
         return str(await self._in_thread(parsed.serialized))
 
-    async def in_other_words(
+    async def equivalent(
         self, known: State, subject: str, contents: Sequence[Content], *, deleted: bool
     ) -> list[Version]:
-        """What another registry has stored in its own form, as Confluent's does with Protobuf: ids are to stay."""
+        """Versions with an equivalent schema in another text form, as Confluent's registry stores Protobuf.
+
+        They must be found, or the schema would get a second id."""
         wanted = [content._replace(text=_digest(content.text)) for content in contents]
         found = []
         for one in known.versions(subject, deleted=deleted)[: -COMPARED_MAX - 1 : -1]:
@@ -52,29 +54,29 @@ class Parsing:
         return found
 
     async def _digest_of(self, known: State, one: Version) -> str:
-        """Of the text that it would have here; parsed once."""
+        """The digest of its canonical text; parsed once."""
         content, digest = self._digests.get(one.id, (None, ""))
         if content is not one.content:
             try:
                 _, here = await self.parsed(known, one.content)
                 digest = _digest(here.text)
-            except refusals.RegistryError:  # then it is nothing that anybody could register here
+            except refusals.RegistryError:  # it could not be registered here
                 digest = ""
             self._digests[one.id] = one.content, digest
         return digest
 
     async def wanted(self, known: State, subject: str, content: Content, normalize: bool) -> tuple[Schema, Content]:
-        """As it is stored, or looked for. What is imported stays as it is."""
+        """The schema as it is stored or looked up: normalized if requested, except in import mode."""
         parsed, content = await self.parsed(known, content)
         if (normalize or known.normalizes(subject)) and known.mode(subject) != IMPORT:
             text = await self._in_thread(kinds.normalized, parsed)
-            # In Confluent's order; each schema says itself what it needs, so none has to be before another.
+            # In Confluent's order, which does not matter: each schema names its own references.
             references = dict.fromkeys(sorted(content.references, key=lambda one: (one.subject, one.version)))
             content = content._replace(text=text, references=tuple(references))
         return parsed, content
 
     async def parsed(self, known: State, content: Content) -> tuple[Schema, Content]:
-        """With the text that the same schema always has."""
+        """The parsed schema, and the content with its canonical text."""
         texts = known.referred(content.references)
         key = Parsed.key(content.kind, content.text, texts)
         parsed = self._lately.get(key)
@@ -86,7 +88,7 @@ class Parsing:
     async def compared(
         self, known: State, subject: str, content: Content, parsed: Schema, versions: Sequence[Version]
     ) -> list[str]:
-        """With those of the versions that the level asks for, and that are of the same group."""
+        """The incompatibilities with the versions that the level compares, within the same compatibility group."""
         level, group = known.level(subject), known.config(subject).get(state.GROUP)
         if group:
             own = contract.properties(content.metadata).get(group)

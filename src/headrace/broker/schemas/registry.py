@@ -1,20 +1,21 @@
-"""The schema registry: a view of the topic `_schemas`, like everything else here a view of a log.
+"""The schema registry: its state is a view of the topic `_schemas`.
 
-What is known is what the topic says, read up to its end before every answer, so it does not matter who wrote it: this
-registry, a copy of another one's topic, or Confluent's own registry that uses this broker as its Kafka. A change is
-written, synced and then read back like any other record.
+The topic is read up to its end before every answer, so it does not matter what wrote it: this registry, a copy of
+another registry's topic, or Confluent's registry with this broker as its Kafka. A change is written, synced and then
+read back like any other record.
 """
 
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from headrace.broker.cooperative.changes import to_the_end
 from headrace.broker.schemas.parser_thread import Parsing
 from headrace.broker.streams import publish
+from headrace.broker.streams.append import Appender
 from headrace.broker.streams.partition import Partition
-from headrace.broker.streams.streams import Stream
+from headrace.broker.streams.read import PageReader
+from headrace.broker.streams.streams import Stream, Streams
 from headrace.errors import (
     Conflict,
     CorruptLog,
@@ -24,6 +25,7 @@ from headrace.errors import (
     StreamExists,
     UnreadableBatch,
 )
+from headrace.log.shard import Shard
 from headrace.schemas import refusals, state
 from headrace.schemas.kinds import Schema
 from headrace.schemas.rules import (
@@ -37,26 +39,26 @@ from headrace.schemas.rules import (
 )
 from headrace.schemas.state import IMPORT, Config, Content, Entry, Reference, State, Version
 
-if TYPE_CHECKING:
-    from headrace.broker.broker import Broker
-
 logger = logging.getLogger("headrace.schemas")
 
 TOPIC = "_schemas"
 TABLE, LAST_ID = "schemas", b"last_id"
-COMPACT = "compact"  # alone: with ",delete" the oldest would go
+COMPACT = "compact"  # not "compact,delete", which would delete the oldest schemas
 PAGE_MESSAGES, PAGE_BYTES = 1_000, 1 << 20
 DECISIONS_MAX = 10
 
 
 class Schemas:
-    def __init__(self, broker: "Broker") -> None:
-        self._broker = broker
-        self._state = State()  # until it is asked for
-        self._stream: Stream | None = None  # that the state is of
+    def __init__(self, streams: Streams, pages: PageReader, appender: Appender, shard: Shard) -> None:
+        self._streams = streams
+        self._pages = pages
+        self._appender = appender
+        self._shard = shard
+        self._state = State()  # loaded on first use
+        self._stream: Stream | None = None  # the stream that the state was read from
         self._next_offset = 0
         self._has_begun = False
-        self._unread: StorageError | None = None  # why what lies behind is not known
+        self._unread: StorageError | None = None  # why the rest of the topic could not be read
         self._reading = asyncio.Lock()
         self._changing = asyncio.Lock()
         self._parsing = Parsing()
@@ -65,12 +67,12 @@ class Schemas:
         await self._parsing.close()
 
     async def current(self) -> State:
-        """What the topic says by now."""
-        stream = self._broker.streams.find(TOPIC)
+        """The state, after reading the topic to its end."""
+        stream = self._streams.find(TOPIC)
         if self._is_of(stream) and (stream is None or self._has_read(stream)):
             return self._state
         async with self._reading:
-            stream = self._broker.streams.find(TOPIC)  # it may have been made anew meanwhile
+            stream = self._streams.find(TOPIC)  # it may have been recreated meanwhile
             if not self._is_of(stream):  # the first time, or the topic was deleted
                 self._state, self._stream, self._next_offset = State(self._last_forgotten_id()), stream, 0
                 self._has_begun, self._unread = True, None
@@ -81,11 +83,11 @@ class Schemas:
 
     @property
     def damage(self) -> StorageError | None:
-        """Why answers may lack what was written last: what the topic says up to there holds."""
-        return self._unread or (self._stream.partitions[0].log.damage if self._stream is not None else None)
+        """Why answers may lack the latest changes; the state up to there is valid."""
+        return self._unread or (self._stream.partitions[0].damage if self._stream is not None else None)
 
     def _has_read(self, stream: Stream) -> bool:
-        """All there is, or all that can be read before somebody restores the topic."""
+        """Whether everything is read, or everything before damage that must be restored first."""
         return self._next_offset >= stream.partitions[0].stable_end or isinstance(self._unread, CorruptLog)
 
     def _is_of(self, stream: Stream | None) -> bool:
@@ -95,9 +97,9 @@ class Schemas:
         partition = stream.partitions[0]
         while (offset := max(self._next_offset, partition.start_offset)) < partition.stable_end:
             try:
-                page = await self._broker.read(stream, partition, offset, limit=PAGE_MESSAGES, bytes_max=PAGE_BYTES)
-            except UnreadableBatch as error:  # of some producer, no registry's
-                logger.warning("a batch of the schemas' topic is left out: %s", error)
+                page = await self._pages.read(TOPIC, partition, offset, limit=PAGE_MESSAGES, bytes_max=PAGE_BYTES)
+            except UnreadableBatch as error:  # written by some producer that is no registry
+                logger.warning("a batch of the topic _schemas is skipped: %s", error)
                 self._next_offset = error.next_offset
                 continue
             except LogClosed:  # the topic was deleted meanwhile
@@ -110,19 +112,21 @@ class Schemas:
             if page.next_offset <= offset:
                 break
             self._next_offset = page.next_offset
-            await asyncio.sleep(0)  # what is in memory is read without a pause, and may be a hundred thousand schemas
+            await asyncio.sleep(0)  # cached reads never wait, and there may be a hundred thousand schemas
         self._unread = None
 
     def _stop_reading(self, partition: Partition, offset: int, error: StorageError) -> None:
-        """Answers go on with what was read. A disk that did not answer is asked again; damage stays, and is then the
-        log's: it takes no records and is among those that are called damaged."""
+        """Serve what was read so far. A failed read is retried; damage is remembered in the log, which then accepts no
+        records and is reported as damaged."""
         if self._unread is None:
-            logger.error("schemas are served up to offset %d of their topic, and none is taken: %s", offset, error)
+            logger.error(
+                "schemas are served up to offset %d of their topic, and none can be registered: %s", offset, error
+            )
         self._unread = error
         if isinstance(error, CorruptLog) and partition.log.damage is None:
             partition.log.damage = error
 
-    # Changes. Each decides on what the topic says by then, and nobody else decides meanwhile.
+    # Changes. Each is decided on the state at that time, under the lock `_changing`.
 
     async def register(
         self,
@@ -133,12 +137,12 @@ class Schemas:
         version: int | None = None,
         normalize: bool = False,
     ) -> Version:
-        """The version with this content, made if there is none. RegistryError if it may not follow the others.
+        """The version with this content, created if there is none. RegistryError if it is incompatible.
 
-        Who hangs up before it is decided registers nothing: parsing and comparing may take long, and nobody waits.
+        A client that disconnects before the decision registers nothing: parsing and comparing may take long.
         """
         wanted = Wanted(subject, content, schema_id, version, normalize)
-        # Also where nothing may be written: whoever has a serializer that registers only wants to know the id.
+        # Even in read-only mode: a serializer that registers automatically only needs the id.
         found = await self._existing(await self.current(), wanted)
         if found is not None:
             return found
@@ -151,8 +155,9 @@ class Schemas:
         return await self._put(made, is_new=is_new)
 
     async def _decided(self, wanted: Wanted) -> tuple[Version, bool]:
-        """The version to be, and whether it is new. Others may write to the topic, too, as another registry that has it
-        for its own: what is decided holds only if nothing came while it was."""
+        """The version to register, and whether it is new.
+
+        Other registries may write to the topic, too: the decision is valid only if nothing was written meanwhile."""
         subject, content, schema_id, version, normalize = wanted
         for _ in range(DECISIONS_MAX):
             known, read = await self._settled(), self._next_offset
@@ -166,14 +171,14 @@ class Schemas:
                 await self._check_level(known, subject, made, parsed)
             if await self._settled() is known and self._next_offset == read:
                 return next_version(known, subject, made, schema_id, version), True
-        raise Overloaded(f"others write to the topic {TOPIC} faster than a schema can be compared")
+        raise Overloaded(f"the topic {TOPIC} changes faster than a schema can be compared: try again")
 
     @to_the_end
     async def _put(self, made: Version, *, is_new: bool) -> Version:
-        """For who has the right to change, which ends with it."""
+        """The caller holds the lock `_changing`, which is released here."""
         try:
             if is_new:
-                if self._state.is_there(made.subject, made.version):  # compaction will forget the id that it had
+                if self._state.is_there(made.subject, made.version):  # compaction will drop the id that it had
                     await self._keep_last_id(self._state)
                 await self._write(state.schema_entry(made))
             return made
@@ -192,7 +197,7 @@ class Schemas:
         return found
 
     async def _existing(self, known: State, wanted: Wanted, *, deleted: bool = False) -> Version | None:
-        """The version that is meant: with what is given, or with that and what a new version would have besides."""
+        """The existing version with this content, as given or completed with the subject's defaults."""
         subject, content, schema_id, version, normalize = wanted
         if not content.text.strip() or (version is not None and schema_id is None):
             return None
@@ -202,18 +207,18 @@ class Schemas:
         contents = [whole] if is_complete else [content, whole]
         found = [one for content in contents for one in known.same(subject, content, deleted=deleted)]
         if not found:
-            found = await self._parsing.in_other_words(known, subject, contents, deleted=deleted)
+            found = await self._parsing.equivalent(known, subject, contents, deleted=deleted)
         fitting = (one for one in found if schema_id in (None, one.id) and version in (None, one.version))
         return next(fitting, None)
 
     async def serialized(self, content: Content) -> str:
-        """A Protobuf schema as its descriptor, which clients ask for that have no compiler."""
+        """A Protobuf schema as its descriptor, for clients without a compiler."""
         return await self._parsing.serialized(await self.current(), content)
 
     async def differences(
         self, subject: str, content: Content, number: int | str | None = None, *, normalize: bool = False
     ) -> list[str]:
-        """Why the subject's level does not allow this content after a version, or after those that it asks for."""
+        """The incompatibilities with one version, or with those that the subject's level compares."""
         known = await self.current()
         parsed, content = await self._parsing.wanted(known, subject, content, normalize)
         if number is None:
@@ -240,7 +245,7 @@ class Schemas:
             if permanent:
                 await self._forget(known, everything)
                 return [one.version for one in everything]
-            # Those that were deleted before, too: compaction keeps only the last of these records.
+            # Includes versions that were deleted before: compaction keeps only the last of these records.
             await self._write(state.deleted_entry(subject, everything[-1].version))
             return [one.version for one in live]
 
@@ -263,7 +268,7 @@ class Schemas:
 
     @to_the_end
     async def set_config(self, subject: str | None, changes: Config) -> Config:
-        """What it is then. None as a value: back to what holds for all."""
+        """Returns the new config. A value of None resets to the global one."""
         async with self._changing:
             known = await self._settled()
             check_writable(known, subject)
@@ -274,7 +279,7 @@ class Schemas:
 
     @to_the_end
     async def delete_config(self, subject: str | None) -> Config:
-        """What it was."""
+        """Returns the previous value."""
         async with self._changing:
             known = await self._settled()
             check_writable(known, subject)
@@ -294,14 +299,14 @@ class Schemas:
                 subjects = known.subjects(deleted=True) if subject is None else [subject]
                 if any(known.versions(name) for name in subjects):
                     raise refusals.not_permitted("Cannot import since found existing subjects")
-                # What was deleted makes room, as in Confluent's registry: its ids may come again with what is imported.
+                # Deleted versions are removed for good, as in Confluent's registry: an import may reuse their ids.
                 gone = [one for name in subjects for one in known.versions(name, deleted=True)]
                 check_unreferred(known, gone, permanent=True)
             await self._forget(known, gone, state.mode_entry(subject, mode))
 
     @to_the_end
     async def delete_mode(self, subject: str | None) -> str:
-        """What it was."""
+        """Returns the previous value."""
         async with self._changing:
             known = await self._settled()
             mode = known.mode() if subject is None else known.own_mode(subject)
@@ -311,13 +316,13 @@ class Schemas:
             await self._write(state.mode_entry(subject, None))
             return mode
 
-    # Small parts.
+    # Helpers.
 
     def _last_forgotten_id(self) -> int:
-        return int(self._broker.shard.state.get(TABLE, LAST_ID) or b"0")
+        return int(self._shard.state.get(TABLE, LAST_ID) or b"0")
 
     async def _forget(self, known: State, gone: Sequence[Version], *more: Entry) -> None:
-        """For good, and what is set for a subject that goes with its last version."""
+        """Remove versions for good, and the settings of subjects that lose their last version."""
         left = {one.subject: len(known.versions(one.subject, deleted=True)) for one in gone}
         for one in gone:
             left[one.subject] -= 1
@@ -332,8 +337,8 @@ class Schemas:
         await self._write(*entries, *more)
 
     async def _keep_last_id(self, known: State) -> None:
-        """Before schemas go for good: messages may be about that still have their ids, which mean nothing else then."""
-        group = self._broker.shard.group()
+        """Before schemas are removed for good: messages may still carry their ids, which must not be reused."""
+        group = self._shard.group()
         group.put(TABLE, LAST_ID, str(known.last_id).encode())
         await group.commit()
 
@@ -343,30 +348,36 @@ class Schemas:
             raise refusals.incompatible(subject, found)
 
     async def _settled(self) -> State:
-        """What a change is decided on. Overloaded as long as a transaction in the topic holds back what is behind its
-        beginning: an id that is there already would be given again."""
+        """The state for deciding on a change. Overloaded while an open transaction hides the end of the topic: an id
+        that is used there would be assigned twice."""
         known = await self.current()
         if self.damage is not None:
-            raise StorageError(f"no schemas are taken: the topic {TOPIC} cannot be read whole: {self.damage}")
+            raise StorageError(
+                f"schemas cannot be changed, because the topic {TOPIC} cannot be read to its end: {self.damage}"
+            )
         if self._stream is not None and self._stream.partitions[0].stable_end < self._stream.partitions[0].end_offset:
-            raise Overloaded(f"a transaction is open in the topic {TOPIC}, and holds back what is written to it")
+            raise Overloaded(
+                f"an open transaction in the topic {TOPIC} hides its latest records: try again when it has ended"
+            )
         return known
 
     async def _write(self, *entries: Entry) -> None:
-        """Durable, and known, on return."""
+        """Durable and applied to the state on return."""
         stream = await self._writable()
         messages: list[publish.Outgoing] = [(key, value, (), None, -1) for key, value in entries]
-        await self._broker.publish(stream, messages)
+        await self._appender.publish_messages(stream, messages)
         await self._settled()
 
     async def _writable(self) -> Stream:
-        streams = self._broker.streams
+        streams = self._streams
         try:
             stream = streams.find(TOPIC) or await streams.create(TOPIC, 1, {"cleanup_policy": COMPACT})
-        except StreamExists:  # somebody else was faster
+        except StreamExists:  # another request was faster
             stream = streams.get(TOPIC)
         if len(stream.partitions) != 1 or stream.settings.cleanup_policy != COMPACT:
-            raise Conflict(f"the topic {TOPIC} has one partition and cleanup_policy compact, or schemas would be lost")
+            raise Conflict(
+                f"the topic {TOPIC} must have one partition and cleanup_policy compact, or schemas would be lost"
+            )
         return stream
 
 

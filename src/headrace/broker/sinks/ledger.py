@@ -1,11 +1,10 @@
-"""The ledger of exactly-once sinks: per writer the last batch that was stored, and where.
+"""The sink ledger: for each writer, the last batch that was committed and where it was stored.
 
-A commit names a writer (a Spark query), the number of its batch, and staged files. What fits one journal entry
-is stored with the ledger's line in that entry: both are there or neither is. A larger commit becomes durable as
-a plan first (the ledger's line with the steps still to do; the files are on stable storage already), then each
-step is stored in one entry with the number of the next. A crash anywhere is finished by the next start from the
-plan, so a plan that is in the ledger is as good as done. Committing the same batch again changes nothing and
-answers with what was stored the first time.
+A commit names a writer (a Spark query), the number of its batch, and uploads. A commit that fits one journal entry is
+stored together with the ledger's line in that entry: both are stored or neither is. A larger commit is first stored as
+a plan (the ledger's line with the remaining steps; the uploads are durable already), then each step is stored in one
+entry with the number of the next. After a crash the next start finishes the plan, so a commit whose plan is durable
+will succeed. Committing the same batch again changes nothing and returns what was stored the first time.
 """
 
 import asyncio
@@ -28,17 +27,17 @@ logger = logging.getLogger("headrace.broker")
 
 TABLE = "sinks"
 PLANS = "sink-plans"
-STEP_BYTES_MAX = 8 << 20  # a journal file holds several, and other people's rounds go in between
-LINE_BYTES = 4096  # more than the ledger's line takes beside them
+STEP_BYTES_MAX = 8 << 20  # several fit a journal file, and other rounds can run in between
+LINE_BYTES = 4096  # more than the ledger's line needs in the same entry
 PARTS_MAX = 100_000
 WRITER_BYTES_MAX = 255
 MAX_AGE_MS = 90 * 24 * 3600 * 1000
-ONCE = "once:"  # begins the name of a writer that commits once and never again: a write of Spark without an id
-ONCE_AGE_MS = 3600 * 1000  # far longer than its one commit is repeated for want of an answer
+ONCE = "once:"  # prefix of writers that commit only once: a Spark write without a query id
+ONCE_AGE_MS = 3600 * 1000  # far longer than its one commit may be retried
 
 
 class LedgerEntry(NamedTuple):
-    """Batches of a staged file, and the partition they are for."""
+    """Batches of an upload, and the partition they are for."""
 
     section: Section
     topic: str
@@ -53,7 +52,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ledger says of one writer. With `steps` left the batch is decided and still being stored."""
+    """The ledger's line of one writer. While steps are left, the batch is decided and still being stored."""
 
     batch: int
     updated_ms: int
@@ -61,7 +60,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     stored: list[Stored] = []
     next_step: int = 0
     steps: int = 0
-    user: str = ""  # whose writer it is; nobody's if it was not asked for
+    user: str = ""  # the writer's owner; empty without authentication
 
     @property
     def is_open(self) -> bool:
@@ -71,7 +70,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 class _Step(msgspec.Struct, frozen=True, array_like=True):
     """One or more runs of batches, small enough for one journal entry."""
 
-    runs: list[tuple[str, int, int, int]]  # staged file, position, length, log id
+    runs: list[tuple[str, int, int, int]]  # upload, position, length, log id
 
 
 class Outcome(NamedTuple):
@@ -79,7 +78,7 @@ class Outcome(NamedTuple):
     duplicate: bool
 
 
-Claim = Callable[[str], str]  # from whose a writer was to whose it is now; raises if it may not be
+Claim = Callable[[str], str]  # from the writer's present owner to the new one; raises if that is not allowed
 
 
 def unclaimed(owner: str) -> str:
@@ -87,11 +86,11 @@ def unclaimed(owner: str) -> str:
 
 
 class Ledger:
-    def __init__(self, shard: Shard, streams: Streams, appender: Appender, staging: Uploads, clock: Clock) -> None:
+    def __init__(self, shard: Shard, streams: Streams, appender: Appender, uploads: Uploads, clock: Clock) -> None:
         self._shard = shard
         self._streams = streams
         self._appender = appender
-        self._staging = staging
+        self._uploads = uploads
         self._clock = clock
         self._lines: dict[str, Line] = {}
         self._turns: dict[str, asyncio.Lock] = {}
@@ -103,26 +102,26 @@ class Ledger:
         try:
             return self._lines[writer]
         except KeyError:
-            raise NotFound(f"the ledger knows no writer {writer!r}") from None
+            raise NotFound(f"the sink ledger has no writer {writer!r}") from None
 
     def lines(self) -> dict[str, Line]:
         return dict(self._lines)
 
     async def finish_open(self) -> int:
-        """At the start: carry out the plans that a crash interrupted; how many."""
+        """At the start: finish the plans that a crash interrupted; returns how many there were."""
         unfinished = [writer for writer, line in self._lines.items() if line.is_open]
         for writer in unfinished:
             try:
                 await self._run(writer)
             except HeadraceError as error:
-                logger.error("the batch of %r that was being stored cannot be finished: %s", writer, error)
+                logger.error("the interrupted batch of sink writer %r cannot be finished: %s", writer, error)
         return len(unfinished)
 
     async def commit(self, writer: str, batch: int, parts: Sequence[LedgerEntry], claim: Claim = unclaimed) -> Outcome:
-        """Durable on return. A batch at or before the last one of this writer is not stored again."""
+        """Durable on return. A batch at or before the writer's last one is not stored again."""
         _check(writer, parts)
-        # A task of its own: were it to end with the connection that asked, the entry could be on disk and the
-        # line in memory still the old one, and the batch would be stored a second time.
+        # In a task of its own: if it were cancelled with the client's connection, the entry could be on disk while
+        # memory still has the old line, and the batch would be stored twice.
         task = asyncio.get_running_loop().create_task(
             self._in_turn(writer, batch, parts, claim), name=f"commit of {writer}"
         )
@@ -131,7 +130,7 @@ class Ledger:
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        """Commits under way are finished; an error is told to whoever asked, not here."""
+        """Wait for the commits in progress; their callers get the errors."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _in_turn(self, writer: str, batch: int, parts: Sequence[LedgerEntry], claim: Claim) -> Outcome:
@@ -146,45 +145,45 @@ class Ledger:
             line = self._lines[writer]
         names = {part.section.name for part in parts}
         if line is not None and batch <= line.batch:
-            await self._staging.remove(names)
+            await self._uploads.remove(names)
             return Outcome(line, True)
         if sum(part.section.length + PART_BYTES for part in parts) > self._step_bytes():
-            # From before they are looked at: a plan whose uploads somebody discards meanwhile can never be finished.
-            self._staging.hold(names)
+            # Before they are checked: a plan whose uploads are discarded meanwhile could never be finished.
+            self._uploads.hold(names)
             try:
                 await self._plan(writer, batch, parts, user)
             except BaseException:
-                self._staging.let_go(names)
+                self._uploads.release(names)
                 raise
             await self._run(writer)
             return Outcome(self._lines[writer], False)
-        self._staging.hold(names)
+        self._uploads.hold(names)
         try:
             loaded = []
             for part in parts:
                 stream = self._streams.get(part.topic)
                 log_id = stream.partition(part.partition).log_id
-                loaded.append((log_id, *await self._staging.read(part.section, keyed=stream.rules.needs_key)))
+                loaded.append((log_id, *await self._uploads.read(part.section, keyed=stream.rules.needs_key)))
             line = Line(batch=batch, updated_ms=self._clock.now_ms(), user=user)
             line = await self._append(writer, line, loaded)
         finally:
-            self._staging.let_go(names)
-        await self._staging.remove(names)
+            self._uploads.release(names)
+        await self._uploads.remove(names)
         return Outcome(line, False)
 
     def _step_bytes(self) -> int:
-        """What one entry takes, of a small journal too: a step that none can hold could never be done."""
+        """The most one entry can hold, even of a small journal: a larger step could never be stored."""
         return min(STEP_BYTES_MAX, self._shard.journal.capacity // 2 - LINE_BYTES)
 
     async def _plan(self, writer: str, batch: int, parts: Sequence[LedgerEntry], user: str) -> None:
-        """Check every batch, cut steps, and put the plan into the ledger: from then on the batch is decided."""
+        """Check every batch, cut it into steps, and store the plan: from then on the batch is decided."""
         steps: list[_Step] = []
         runs: list[tuple[str, int, int, int]] = []
         room = most = self._step_bytes()
         for part in parts:
             stream = self._streams.get(part.topic)
             log = stream.partition(part.partition).log
-            _, infos = await self._staging.read(part.section, keyed=stream.rules.needs_key)
+            _, infos = await self._uploads.read(part.section, keyed=stream.rules.needs_key)
             for position, length in _runs(infos, most):
                 self._appender.check(log, [info for info in infos if position <= info.position < position + length])
                 if length > room and runs:
@@ -201,23 +200,24 @@ class Ledger:
         self._lines[writer] = line
 
     async def _run(self, writer: str) -> None:
-        """Store the steps that are left. Each entry holds its batches and the number of the step after it."""
+        """Store the remaining steps. Each entry has its batches and the number of the next step."""
         raw = self._shard.state.get(PLANS, writer.encode())
         steps = msgspec.msgpack.decode(raw or b"", type=list[_Step])
         names = {run[0] for step in steps for run in step.runs}
-        self._staging.hold(names)  # until it is done: after an error the next try needs them
+        self._uploads.hold(names)  # until all is stored: after an error the next attempt needs them
         for step in steps[self._lines[writer].next_step :]:
             loaded = []
             for name, position, length, log_id in step.runs:
-                if log_id in self._shard.logs:  # its topic may have been deleted meanwhile
-                    loaded.append((log_id, *await self._staging.read(Section(name, position, length))))
+                if log_id in self._shard.logs:  # else its topic was deleted meanwhile
+                    loaded.append((log_id, *await self._uploads.read(Section(name, position, length))))
             await self._append(writer, self._lines[writer], loaded)
-        self._staging.let_go(names)
-        await self._staging.remove(names)
+        self._uploads.release(names)
+        await self._uploads.remove(names)
 
     async def _append(self, writer: str, line: Line, loaded: Sequence[tuple[int, bytearray, list[BatchInfo]]]) -> Line:
-        """One journal entry: the batches and the ledger's new line. Offsets come with it, so the line that is kept
-        in memory knows more than the one on disk: where the batches went is for whoever asks again soon."""
+        """Store the batches and the ledger's new line in one journal entry.
+
+        Offsets are known only afterwards, so only the line in memory has them: they are for a prompt retry."""
         group = self._shard.group()
         tickets = [
             (log_id, self._appender.stage_in(group, self._shard.log(log_id), data, infos))
@@ -243,7 +243,7 @@ class Ledger:
         return Stored(topic, number, base_offset, next_offset)
 
     async def expire(self, max_age_ms: int = MAX_AGE_MS) -> list[str]:
-        """Forget writers that have been silent for so long that nobody will repeat their last batch."""
+        """Forget writers that were silent for so long that their last batch will not be retried."""
         now_ms = self._clock.now_ms()
         old = [
             writer
@@ -262,16 +262,16 @@ class Ledger:
         return old
 
     def _is_busy(self, writer: str) -> bool:
-        """A commit is under way: the line it is about to leave is not the one that is known now."""
+        """Whether a commit is in progress, which will replace the line."""
         turn = self._turns.get(writer)
         return turn is not None and turn.locked()
 
 
 def _check(writer: str, parts: Sequence[LedgerEntry]) -> None:
     if not 0 < len(writer.encode("utf-8", "replace")) <= WRITER_BYTES_MAX:
-        raise InvalidInput(f"the name of a writer has 1 to {WRITER_BYTES_MAX} bytes")
+        raise InvalidInput(f"the name of a writer must have 1 to {WRITER_BYTES_MAX} bytes")
     if len(parts) > PARTS_MAX:
-        raise InvalidInput(f"a commit has at most {PARTS_MAX:,} parts, not {len(parts):,}")
+        raise InvalidInput(f"a commit can have at most {PARTS_MAX:,} parts, not {len(parts):,}")
 
 
 def _runs(infos: Sequence[BatchInfo], bytes_max: int) -> list[tuple[int, int]]:
@@ -289,7 +289,7 @@ def _runs(infos: Sequence[BatchInfo], bytes_max: int) -> list[tuple[int, int]]:
 
 
 def _merged(stored: Sequence[Stored]) -> list[Stored]:
-    """One entry per run of neighbours: another writer's batches may lie between two of ours."""
+    """Merge adjacent ranges; other writers' batches may lie between two of ours."""
     merged: list[Stored] = []
     last: dict[tuple[str, int], int] = {}
     for one in stored:

@@ -1,8 +1,8 @@
-"""What pipelines say of themselves: running or not, lag, rates, the last error. Kept so that it can be looked at.
+"""Status reports of pipelines: state, lag, rates, last error. Shown by the dashboard and the CLI.
 
-A pipeline reports every few seconds; each report says the whole truth, so only the last one is kept. Reports are
-journaled and not waited for: the loss of one in a power cut is mended by the next. In return a pipeline learns
-whether somebody asked it to stop.
+A pipeline reports every few seconds; each report is complete, so only the last one is kept. Reports are journaled
+without waiting: if a power failure loses one, the next replaces it. The answer tells the pipeline whether an operator
+asked it to stop.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ TABLE = "pipelines"
 PIPELINES_MAX = 1_000
 NAME_BYTES_MAX = 255
 REPORT_BYTES_MAX = 64 << 10
-SILENT_MS_MAX = 30_000  # a running pipeline that says nothing for so long is taken for dead
+SILENT_MS_MAX = 30_000  # a running pipeline that is silent for so long is shown as lost
 
 STATES = ("starting", "running", "stopped", "failed")
 
@@ -33,7 +33,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     updated_ms: int = 0
     started_ms: int = 0
     stop_requested: bool = False
-    details: dict[str, Any] = {}  # lag, rates, batch, last error: as the pipeline says them
+    details: dict[str, Any] = {}  # lag, rates, batch, last error, as the pipeline reported them
 
     def as_seen(self, now_ms: int) -> str:
         if self.state in {"starting", "running"} and now_ms - self.updated_ms > SILENT_MS_MAX:
@@ -62,9 +62,9 @@ class Pipelines:
         return len(self._reports)
 
     def report(self, name: str, state: str, details: dict[str, Any]) -> Report:
-        """Keeps what a pipeline says of itself; the answer tells it whether it should stop."""
+        """Store a report; `stop_requested` of the result tells the pipeline whether to stop."""
         if state not in STATES:
-            raise InvalidInput(f"a pipeline is one of {', '.join(STATES)}, not {state[:80]!r}")
+            raise InvalidInput(f"the state of a pipeline must be one of {', '.join(STATES)}, not {state[:80]!r}")
         old = self._reports.get(name)
         if old is None:
             self._check_new(name)
@@ -96,9 +96,9 @@ class Pipelines:
         try:
             value = msgspec.msgpack.encode(report)
         except OverflowError:
-            raise InvalidInput("details hold a number of more than 64 bits") from None
+            raise InvalidInput("details must not contain numbers of more than 64 bits") from None
         if len(value) > REPORT_BYTES_MAX:
-            raise InvalidInput(f"a report has at most {REPORT_BYTES_MAX:,} bytes, not {len(value):,}")
+            raise InvalidInput(f"a report must have at most {REPORT_BYTES_MAX:,} bytes, not {len(value):,}")
         group = self._shard.group()
         group.put(TABLE, name.encode(), value)
         group.commit(lazy=True)
@@ -108,8 +108,8 @@ class Pipelines:
         try:
             size = len(name.encode())
         except UnicodeEncodeError:
-            raise InvalidInput("a name is text without half characters") from None
+            raise InvalidInput("a name must not contain unpaired surrogates") from None
         if not 0 < size <= NAME_BYTES_MAX:
-            raise InvalidInput(f"the name of a pipeline has 1 to {NAME_BYTES_MAX} bytes, not {size}")
+            raise InvalidInput(f"the name of a pipeline must have 1 to {NAME_BYTES_MAX} bytes, not {size}")
         if len(self._reports) >= PIPELINES_MAX:
-            raise LimitReached(f"there are {PIPELINES_MAX:,} pipelines already; forget some")
+            raise LimitReached(f"there are already {PIPELINES_MAX:,} pipelines: forget some first")

@@ -1,7 +1,7 @@
-"""Staged files: batches that somebody has uploaded and not yet committed. Valid, on stable storage, seen by no reader.
+"""Uploads of exactly-once sinks: files of valid, durable batches that are not committed yet, so no reader sees them.
 
-A file is one upload, whole batches one after another, under a name that its writer chose at random. It goes
-when it is committed, aborted, or nobody has asked for it for a day.
+A file is one upload of whole batches under a random name chosen by its writer. It is removed when it is committed or
+aborted, or after a day.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Section(NamedTuple):
-    """Part of a staged file."""
+    """A part of an upload."""
 
     name: str
     position: int
@@ -39,7 +39,7 @@ class Staged(NamedTuple):
 
 
 class Uploads:
-    """Made on the loop; files are touched in a thread of their own."""
+    """Used on the event loop; files are accessed in a thread of their own."""
 
     def __init__(self, disk: Disk, data_dir: str, clock: Clock) -> None:
         self._disk = disk
@@ -53,15 +53,15 @@ class Uploads:
     async def store(
         self, name: str, data: bytes | bytearray, *, batch_bytes_max: int, decompressed_bytes_max: int
     ) -> Staged:
-        """Durable on return. The same name again replaces what was there: an upload may be repeated. Conflict once a
-        commit has begun with it."""
+        """Durable on return. An upload may be repeated: the same name replaces the file. Conflict once a commit of it
+        has begun."""
         _check_name(name)
 
         def work() -> Staged:
             if name in self._busy:
-                raise Conflict(f"{name} is being committed: it is too late to replace it")
+                raise Conflict(f"upload {name} is being committed and can no longer be replaced")
             batches = bytearray(data)
-            infos = codec.validate(  # and put right what can be, as of any producer: a delete horizon is another log's
+            infos = codec.validate(  # repairs batches like those of any producer: a delete horizon is of another log
                 batches,
                 batch_bytes_max=batch_bytes_max,
                 decompressed_bytes_max=decompressed_bytes_max,
@@ -76,17 +76,17 @@ class Uploads:
         return await self._in_thread(work)
 
     async def read(self, section: Section, *, keyed: bool = False) -> tuple[bytearray, list[BatchInfo]]:
-        """The batches of a section, checked once more. CorruptBatch if it is not cut between batches or, where they go
-        to a topic that is `keyed`, a record has no key."""
+        """The batches of a section, checked again. CorruptBatch if it is not cut between batches, or if `keyed` (for a
+        compacted topic) and a record has no key."""
         _check_name(section.name)
         if section.position < 0 or section.length <= 0:
-            raise InvalidInput("a section of a staged file has a position and a length")
+            raise InvalidInput("a section of an upload needs a position and a length")
         return await self._in_thread(lambda: self._read(section, keyed))
 
     def _read(self, section: Section, keyed: bool) -> tuple[bytearray, list[BatchInfo]]:
         path = self._path(section.name)
         if not self._disk.exists(path):
-            raise NotFound(f"nothing is staged under {section.name}: it was committed, aborted or swept")
+            raise NotFound(f"there is no upload {section.name}: it was committed, aborted or has expired")
         file = self._disk.open(path, readonly=True)
         try:
             data = bytearray(self._disk.pread(file, section.length, section.position))
@@ -100,15 +100,15 @@ class Uploads:
         return data, infos
 
     def path_of(self, name: str) -> str:
-        """Where an upload lies, for those that take it over by renaming it."""
+        """The path of an upload, for callers that take it over by renaming it."""
         _check_name(name)
         path = self._path(name)
         if not self._disk.exists(path):
-            raise NotFound(f"nothing is staged under {name}")
+            raise NotFound(f"there is no upload {name}")
         return path
 
     async def remove(self, names: Iterable[str]) -> None:
-        """What is gone already is fine. Files of a commit under way stay."""
+        """Missing files are ignored; files of a commit in progress stay."""
         chosen = [name for name in names if name not in self._busy]
         for name in chosen:
             _check_name(name)
@@ -116,14 +116,14 @@ class Uploads:
         await self._in_thread(lambda: self._unlink(chosen))
 
     def hold(self, names: Iterable[str]) -> None:
-        """A commit has begun with these: nobody takes them away."""
+        """A commit of these has begun: they are neither removed nor replaced."""
         self._busy.update(names)
 
-    def let_go(self, names: Iterable[str]) -> None:
+    def release(self, names: Iterable[str]) -> None:
         self._busy.difference_update(names)
 
     async def sweep(self, max_age_ms: int = MAX_AGE_MS) -> list[str]:
-        """Remove what nobody committed. Age counts from when this broker first saw a file."""
+        """Remove uploads that were not committed. Their age counts from when this broker first saw them."""
         now_ms = self._clock.now_ms()
         names = await self._in_thread(self._list)
         for name in names:
@@ -136,7 +136,7 @@ class Uploads:
     def close(self) -> None:
         self._thread.shutdown()
 
-    # In the thread.
+    # These run in the thread.
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}{SUFFIX}"
@@ -152,7 +152,7 @@ class Uploads:
             return []
         names = self._disk.listdir(self._folder)
         for name in names:
-            # Uploads come through this thread, so one that is unfinished now was cut off by a crash.
+            # Uploads are written in this thread, so an unfinished one was interrupted by a crash.
             if name.endswith(UNFINISHED):
                 self._disk.unlink(f"{self._folder}/{name}")
         return [name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX)]
@@ -166,9 +166,9 @@ class Uploads:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except OSError as error:
-            raise StorageError(f"the staged file cannot be used: {error.strerror}") from error
+            raise StorageError(f"the upload cannot be accessed: {error.strerror}") from error
 
 
 def _check_name(name: str) -> None:
     if NAME.fullmatch(name) is None:
-        raise InvalidInput("a staged file is named by 32 hexadecimal digits, at random")
+        raise InvalidInput("the name of an upload must be 32 random hexadecimal digits")

@@ -157,7 +157,12 @@ class Appender:
             self._transactions.check_append(first.producer_id, first.producer_epoch, where)
         return self.append_sequenced(partition, data, infos)
 
-    # Messages that become batches here (HTTP).
+    # Messages that become batches here (HTTP, schema registry).
+
+    async def publish_messages(self, stream: Stream, messages: Sequence[publishing.Outgoing]) -> list[publishing.Place]:
+        """Like `publish`, for messages that are not prepared yet: builds their batches on the event loop."""
+        shape = publishing.Shape.of(stream)
+        return await self.publish(stream, publishing.prepare(shape, messages, self._clock.now_ms(), stream.next_turn()))
 
     async def publish(self, stream: Stream, prepared: Sequence[publishing.Prepared]) -> list[publishing.Place]:
         """Store prepared batches, all or none if they fit one journal entry; durable on return.

@@ -1,4 +1,4 @@
-"""Looking at messages without touching them: by offset, by time, by what is in them. Nobody's view moves."""
+"""Browsing: finds messages by offset, time or content without consuming them. No view or cursor moves."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,16 +14,16 @@ from headrace.record import codec
 from headrace.record.types import Record
 
 READ_BYTES = 256 * 1024
-# One look goes through so much at most, since nobody else is served meanwhile; the answer says where to go on.
+# One call scans at most this much, because it blocks the event loop; the answer says where to continue.
 SCAN_RECORDS_MAX = 20_000
 SCAN_BYTES_MAX = 64 << 20
-GAPS_MAX = 4  # to find a way around damage takes its time, too
+GAPS_MAX = 4  # finding the next readable offset takes time, too
 
 READY, OUT, DONE = "ready", "unacked", "settled"
 
 
 class Gap(NamedTuple):
-    """Offsets that cannot be read, up to the one from which it goes on; None where nothing behind them is served."""
+    """A range of offsets that cannot be read; `end` is None where nothing after it is served."""
 
     start: int
     end: int | None
@@ -54,9 +54,10 @@ async def browse(
     scan_max: int = SCAN_RECORDS_MAX,
     gaps: list[Gap] | None = None,
 ) -> BrowsedMessage:
-    """Committed records from an offset on that are wanted; stops at the limit, the end, or after scanning enough.
-    Others are served while the disk is read: what was wanted then may be somebody's by the end. Damage is an error, or
-    is put into `gaps` and gone around."""
+    """Committed records from an offset on that match `wanted`; stops at the limit, the end, or the scan limits.
+
+    The event loop runs while the disk is read, so the state of a record may have changed on return. Damage raises, or
+    is added to `gaps` and skipped."""
     found: list[Record] = []
     size = scanned = looked = 0
     offset = max(offset, partition.start_offset)
@@ -79,7 +80,7 @@ async def browse(
                     decompressed_bytes_max=decompressed_bytes_max,
                 )
             except (CorruptBatch, DecompressedTooLarge):
-                continue  # what cannot be decoded is not shown; reading the topic says why
+                continue  # a batch that cannot be decoded is not shown; reading the topic reports why
             for record in records:
                 scanned += 1
                 bytes_ = len(record.value or b"") + len(record.key or b"")
@@ -96,8 +97,8 @@ async def browse(
 
 
 async def find_time(partition: Partition, timestamp_ms: int, gaps: list[Gap]) -> int:
-    """The offset of the first record at or after a time, or the end. Damage on the way may hide an earlier one: it is
-    put into `gaps` and gone around."""
+    """The offset of the first record at or after a time, or the end. Damage, which may hide an earlier record, is added
+    to `gaps` and skipped."""
     start, end = partition.start_offset, partition.stable_end
     while start < end and len(gaps) < GAPS_MAX:
         try:
@@ -112,10 +113,10 @@ async def find_time(partition: Partition, timestamp_ms: int, gaps: list[Gap]) ->
 
 
 async def _read(partition: Partition, offset: int, end: int, gaps: list[Gap] | None) -> tuple[int, Chunk | None]:
-    """What is at the offset; or nothing, and where else to look for it."""
+    """(offset, chunk) at the offset; or (the next offset to try, None)."""
     try:
         return offset, await when_loaded(partial(partition.read_now, offset, READ_BYTES))
-    except OffsetOutOfRange as error:  # retention was faster
+    except OffsetOutOfRange as error:  # retention has deleted it
         if error.start <= offset:
             raise
         return error.start, None
@@ -140,7 +141,7 @@ class Settled(Protocol):
 
 
 def state_of(view: Settled, offset: int) -> str:
-    """Where a message of a queue is: waiting, with a consumer, or done."""
+    """Whether a queue's message is ready, delivered to a consumer, or settled."""
     if offset in view.settled:
         return DONE
     if offset >= view.next or offset in view.returned:
@@ -149,7 +150,7 @@ def state_of(view: Settled, offset: int) -> str:
 
 
 def contains(text: str) -> Callable[[Record], bool]:
-    """Anywhere in key, value or the values of headers."""
+    """A filter: the text is in the key, the value or a header value."""
     needle = text.encode()
 
     def fits(record: Record) -> bool:

@@ -1,9 +1,8 @@
-"""Named cursors: how far somebody has read, kept for them. Spark jobs and HTTP readers use them.
+"""Cursors: named reading positions, stored for Spark jobs and HTTP readers.
 
-A cursor holds one offset per partition of the streams it reads. It lives in the shard's state, so it is as
-durable as a message. With `pin` it holds retention back: no segment it still needs is removed. A cursor that
-nobody moved for its maximum age is dropped, and its pin with it, so that a job that is gone does not fill
-the disk.
+A cursor has one offset per partition of the streams it reads. It is in the state store, so it is as durable as a
+message. With `pin` it keeps retention from deleting segments it still needs. A cursor that was not moved for its
+maximum age is dropped together with its pin, so that a job that no longer runs does not fill the disk.
 """
 
 from collections.abc import Mapping
@@ -25,8 +24,8 @@ FOREVER = -1
 
 
 class CursorState(msgspec.Struct, frozen=True, kw_only=True):
-    """A cursor as the state keeps it. Offsets are by log id: a stream made anew under an old name is another
-    stream, and old positions mean nothing in it."""
+    """A cursor as the state store has it. Offsets are by log id: a stream that is recreated under the same name has
+    new logs, in which old positions mean nothing."""
 
     offsets: dict[int, int]
     pin: bool = False
@@ -74,7 +73,7 @@ class Cursors:
         return len(self._cursors)
 
     def positions(self, name: str) -> list[CursorPosition]:
-        """Where the cursor stands, stream by stream, partition by partition."""
+        """The cursor's positions, ordered by stream and partition."""
         found = [
             CursorPosition(*place, offset)
             for log_id, offset in self.get(name).offsets.items()
@@ -91,7 +90,7 @@ class Cursors:
         pin: bool | None = None,
         max_age_ms: int | None = None,
     ) -> None:
-        """Moves a cursor, making it if need be; durable on return. What is None stays as it was."""
+        """Move a cursor, or create it; durable on return. None leaves a property unchanged."""
         old = self._cursors.get(name)
         if old is None:
             self._check_new(name)
@@ -101,7 +100,7 @@ class Cursors:
             partition = stream.partition(number)
             if not 0 <= offset <= partition.end_offset:
                 raise OffsetOutOfRange(offset, partition.start_offset, partition.end_offset)
-            moved[partition.log.id] = offset
+            moved[partition.log_id] = offset
         state = CursorState(
             offsets=moved,
             pin=old.pin if pin is None else pin,
@@ -115,11 +114,11 @@ class Cursors:
         await self._store(name, None)
 
     async def expire(self) -> list[str]:
-        """Drops the cursors that nobody moved for too long; their names."""
+        """Drop the cursors past their maximum age; returns their names."""
         now_ms = self._clock.now_ms()
         expired = []
         for name in self.names():
-            state = self._cursors.get(name)  # asked for only now: while another was dropped it may have been moved
+            state = self._cursors.get(name)  # read only now: it may have moved while another one was dropped
             if state is not None and state.is_expired(now_ms):
                 await self._store(name, None)
                 expired.append(name)
@@ -128,13 +127,13 @@ class Cursors:
     async def _forget_stream(self, stream: Stream) -> None:
         gone = set(stream.document.logs)
         for name in self.names():
-            state = self._cursors.get(name)  # asked for only now: while another was changed it may have been moved
+            state = self._cursors.get(name)  # read only now: it may have moved while another one was changed
             if state is not None and gone & state.offsets.keys():
                 left = {log_id: offset for log_id, offset in state.offsets.items() if log_id not in gone}
                 await self._store(name, msgspec.structs.replace(state, offsets=left) if left else None)
 
     async def _store(self, name: str, state: CursorState | None) -> None:
-        """Memory first: the next commit builds on this one, even while this one waits for the disk."""
+        """Change memory first: the next commit builds on this one while it waits for the disk."""
         group = self._shard.group()
         key = name.encode()
         if state is None:
@@ -143,7 +142,7 @@ class Cursors:
             group.put(TABLE, key, msgspec.json.encode(state))
         before = self._cursors.get(name)
         try:
-            self._set(name, state)  # its pin comes before it in the journal: see Log.set_retention_hold
+            self._set(name, state)  # the pin must be set before the entry is staged: see Log.set_retention_hold
             ticket = group.commit()
         except Exception:
             self._set(name, before)
@@ -170,11 +169,11 @@ class Cursors:
         try:
             size = len(name.encode())
         except UnicodeEncodeError:
-            raise InvalidInput("a name is text without half characters") from None
+            raise InvalidInput("a name must not contain unpaired surrogates") from None
         if not 0 < size <= NAME_BYTES_MAX:
-            raise InvalidInput(f"the name of a cursor has 1 to {NAME_BYTES_MAX} bytes, not {size}")
+            raise InvalidInput(f"the name of a cursor must have 1 to {NAME_BYTES_MAX} bytes, not {size}")
         if len(self._cursors) >= CURSORS_MAX:
-            raise LimitReached(f"there are {CURSORS_MAX:,} cursors already")
+            raise LimitReached(f"there are already {CURSORS_MAX:,} cursors")
 
 
 def _decode(value: bytes) -> CursorState:

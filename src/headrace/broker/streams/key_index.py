@@ -1,20 +1,19 @@
-"""The last message of a key: an index beside the logs of the topics that ask for one (`key_index`).
+"""The key index: finds the last message of a key, for topics with the setting `key_index`.
 
-It follows the log and nobody waits for it, save those who look something up: they see everything that was confirmed
-before they asked. It is derived: whatever happens to it, it is made again from the log.
+It follows the logs in the background. Only look-ups wait for it: they see everything that was confirmed before they
+were made. The index is derived data: if it is lost or damaged, it is rebuilt from the logs.
 """
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from headrace.broker.streams.key_index_rocksdb import NOT_INSTALLED, Entry, KeyStore, is_installed
 from headrace.broker.streams.partition import Partition, Readable, when_loaded
-from headrace.broker.streams.read import without_aborted
-from headrace.broker.streams.streams import Stream
+from headrace.broker.streams.read import PageReader, without_aborted
+from headrace.broker.streams.streams import Stream, Streams
 from headrace.broker.types.aborted_ranges import Aborts
 from headrace.errors import (
     Conflict,
@@ -30,17 +29,14 @@ from headrace.log.read.reader import Chunk
 from headrace.record import codec
 from headrace.record.types import Record
 
-if TYPE_CHECKING:
-    from headrace.broker.broker import Broker
-
 logger = logging.getLogger("headrace.keys")
 
 FOLDER = paths.KEYS
 CHUNK_BYTES = 1 << 20
-PAUSE_S = 0.05  # between two looks at logs that are written to: fewer and larger writes
-LOOK_S = 2.0  # for topics that are new or have changed
+PAUSE_S = 0.05  # between two passes over busy logs: fewer and larger writes
+LOOK_S = 2.0  # between two looks for new or changed topics
 RETRY_S = 30.0  # after an error
-WAIT_S = 10.0  # that a look-up waits for the index
+WAIT_S = 10.0  # how long a look-up waits for the index to catch up
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -57,27 +53,41 @@ class KeyLookup(NamedTuple):
 
 class Stuck(NamedTuple):
     why: str
-    until: float  # when it is tried again, by the loop's clock
+    until: float  # time of the next attempt, by the event loop's clock
 
 
 class Keys:
-    def __init__(self, broker: "Broker") -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        streams: Streams,
+        pages: PageReader,
+        aborted: Callable[[int], Aborts],
+        folder: str,
+        *,
+        has_folder: bool,
+        decompressed_bytes_max: int,
+    ) -> None:
+        self._streams = streams
+        self._pages = pages
+        self._aborted = aborted  # by log id
+        self._folder = folder
+        self._has_folder = has_folder
+        self._decompressed_bytes_max = decompressed_bytes_max
         self._store: KeyStore | None = None
-        self._ends: dict[int, int] = {}  # by log: how far the index goes
-        self._indexed: set[int] = set()  # the logs of the last round
-        self._swept: dict[int, int] = {}  # by log: where it began when what was gone was last dropped
-        self._stuck: dict[int, Stuck] = {}  # by log: those that cannot be read on
+        self._ends: dict[int, int] = {}  # by log id: the first offset that is not indexed
+        self._indexed: set[int] = set()  # the logs of the last pass
+        self._swept: dict[int, int] = {}  # by log id: its start when deleted entries were last dropped
+        self._stuck: dict[int, Stuck] = {}  # by log id: logs that cannot be read further
         self._task: asyncio.Task[None] | None = None
-        self._wanted = asyncio.Event()  # somebody waits
-        self._moved = asyncio.Event()  # an end has moved
+        self._wanted = asyncio.Event()  # a look-up waits
+        self._moved = asyncio.Event()  # the index has advanced
         self._indexing = ThreadPoolExecutor(1, "keys")
         self._looking = ThreadPoolExecutor(1, "key-lookup")
 
     def start(self) -> None:
-        """Blocking, and before anything is appended: an index that goes further than its log is of one that lost its
-        last records in a power cut."""
-        if self._has_folder() and is_installed():
+        """Blocks. Must run before anything is appended: an index that is ahead of its log belongs to records that a
+        power failure has lost, and is dropped."""
+        if self._has_folder and is_installed():
             self._store = KeyStore(self._folder)
             self._indexed = set(self._store.logs())
             for _, partition in self._partitions():
@@ -97,12 +107,12 @@ class Keys:
         if self._store is not None:
             self._store.close()
 
-    # Looking up.
+    # Look-ups.
 
     async def find(self, stream: Stream, key: bytes) -> KeyLookup:
-        """The last message with this key. KeyNotFound if there is none, or if it is a tombstone."""
+        """The last message with this key; KeyNotFound if there is none, or if it is a tombstone."""
         if not stream.settings.key_index:
-            raise Conflict(f"topic {stream.name!r} has no index of keys: set key_index to true for it")
+            raise Conflict(f"topic {stream.name!r} has no key index: set key_index to true for it")
         if not is_installed():
             raise Conflict(NOT_INSTALLED)
         partitions = list(stream.partitions)
@@ -113,7 +123,7 @@ class Keys:
             record = None if offset is None else await self._record(stream, partition, offset)
             if record is not None and record.key == key:
                 found.append(KeyLookup(partition.number, record))
-        # A producer with a partitioner of its own may have put a key into several.
+        # A custom partitioner may have put the key into several partitions.
         last = max(found, key=lambda one: (one.record.timestamp, one.partition), default=None)
         if last is None or last.record.value is None:
             raise KeyNotFound(stream.name)
@@ -121,8 +131,8 @@ class Keys:
 
     async def _record(self, stream: Stream, partition: Partition, offset: int) -> Record | None:
         try:
-            page = await self._broker.read(stream, partition, offset, limit=1, bytes_max=CHUNK_BYTES)
-        except OffsetOutOfRange:  # retention was faster
+            page = await self._pages.read(stream.name, partition, offset, limit=1, bytes_max=CHUNK_BYTES)
+        except OffsetOutOfRange:  # retention has deleted it
             return None
         return page.records[0] if page.records and page.records[0].offset == offset else None
 
@@ -135,44 +145,44 @@ class Keys:
             if self._store is not None and not behind:
                 return self._store
             for stuck in filter(None, map(self._stuck.get, wanted)):
-                raise StorageError(f"the index of keys of topic {stream.name!r} stands still: {stuck.why}")
+                raise StorageError(f"the key index of topic {stream.name!r} cannot advance: {stuck.why}")
             self._moved.clear()
             self._wanted.set()
             try:
                 async with asyncio.timeout_at(deadline):
                     await self._moved.wait()
             except TimeoutError:
-                text = f"the index of keys of topic {stream.name!r} is {behind:,} messages behind"
+                text = f"the key index of topic {stream.name!r} is {behind:,} messages behind"
                 raise IndexBehind(text, retry_after_s=WAIT_S) from None
 
     # Following the logs.
 
     async def _run(self) -> None:
-        said = ""
+        logged = ""
         while True:
             try:
-                if not await self._round():
+                if not await self._pass():
                     await self._wait()
-                said = ""
+                logged = ""
             except HeadraceError as error:
-                if str(error) != said:
-                    logger.error("the index of keys stands still: %s", error)
-                said = str(error)
+                if str(error) != logged:
+                    logger.error("the key index cannot advance: %s", error)
+                logged = str(error)
                 await asyncio.sleep(RETRY_S)
             except Exception:
-                logger.exception("the index of keys stands still")
+                logger.exception("the key index cannot advance")
                 await asyncio.sleep(RETRY_S)
 
     def _partitions(self) -> list[tuple[Stream, Partition]]:
         return [
             (stream, partition)
-            for stream in self._broker.streams
+            for stream in self._streams
             if stream.settings.key_index
             for partition in stream.partitions
         ]
 
-    async def _round(self) -> bool:
-        """Whether there may be more to do at once."""
+    async def _pass(self) -> bool:
+        """Advance every index by a chunk; returns whether there may be more."""
         partitions = self._partitions()
         if not partitions and (self._store is None or not self._indexed):
             return False
@@ -192,25 +202,25 @@ class Keys:
         return stuck is not None and asyncio.get_running_loop().time() < stuck.until
 
     async def _advance(self, store: KeyStore, stream: Stream, partition: Partition) -> bool:
-        """Whether there is more. A log that cannot be read keeps no other one from its turn."""
+        """Returns whether there is more. A log that cannot be read does not stop the others."""
         log_id = partition.log.id
         try:
             more = await self._follow(store, partition)
-        except LogClosed:  # deleted meanwhile
+        except LogClosed:  # the topic was deleted
             return False
         except (HeadraceError, OSError) as error:
             if log_id not in self._stuck or self._stuck[log_id].why != str(error):
-                text = "the index of keys of partition %d of topic %r stands still: %s"
+                text = "the key index of partition %d of topic %r cannot advance: %s"
                 logger.error(text, partition.number, stream.name, error)
             self._stuck[log_id] = Stuck(str(error), asyncio.get_running_loop().time() + RETRY_S)
-            self._moved.set()  # who waits for it hears why
+            self._moved.set()  # look-ups that wait get the reason
             return False
         self._stuck.pop(log_id, None)
         await self._sweep(store, partition)
         return more
 
     async def _follow(self, store: KeyStore, partition: Partition) -> bool:
-        """One chunk further; whether there is another."""
+        """Index one chunk; returns whether there is another."""
         log = partition.log
         end, start = partition.stable_end, max(self._ends.setdefault(log.id, 0), partition.start_offset)
         if start >= end:
@@ -219,10 +229,10 @@ class Keys:
         try:
             chunk = await when_loaded(lambda: partition.read_now(start, CHUNK_BYTES, end=end))
         except OffsetOutOfRange:
-            return True  # retention was faster: once more from where the log begins now
-        known = self._broker.coordination.producers.aborted(log.id)
-        aborted = Aborts(known.between(chunk.base_offset, chunk.next_offset))  # for a thread: nobody changes these
-        limit = self._broker.config.decompressed_bytes_max
+            return True  # retention has moved the start: try again from there
+        known = self._aborted(log.id)
+        aborted = Aborts(known.between(chunk.base_offset, chunk.next_offset))  # a copy for the thread
+        limit = self._decompressed_bytes_max
         to = max(chunk.next_offset, start + 1)
         entries = await self._in(self._indexing, _entries, chunk, aborted, start, end, limit)
         await self._in(self._indexing, store.put, log.id, entries, to)
@@ -230,7 +240,7 @@ class Keys:
         return to < end
 
     async def _sweep(self, store: KeyStore, partition: Partition) -> None:
-        """When half of what was there is gone: each entry is looked at no more often than its log is replaced."""
+        """Drop entries of deleted records once half of the log is gone, so that each entry is visited rarely."""
         log_id, start = partition.log.id, partition.start_offset
         before = self._swept.setdefault(log_id, 0)
         if start > before and (start - before) * 2 >= self._ends[log_id] - before:
@@ -238,7 +248,7 @@ class Keys:
             self._swept[log_id] = start
 
     async def _drop_others(self, store: KeyStore, wanted: set[int]) -> None:
-        """Logs that are deleted, and topics that want no index any more."""
+        """Drop the index of deleted logs and of topics without `key_index`."""
         for log_id in set(await self._in(self._indexing, store.logs)) - wanted:
             await self._in(self._indexing, store.drop, log_id)
             self._ends.pop(log_id, None)
@@ -258,14 +268,7 @@ class Keys:
             readable.cancel()
             poked.cancel()
 
-    # Small parts.
-
-    def _has_folder(self) -> bool:
-        return self._broker.disk.exists(self._folder)
-
-    @property
-    def _folder(self) -> str:
-        return os.path.join(self._broker.config.data_dir, FOLDER)
+    # Helpers.
 
     async def _opened(self) -> KeyStore:
         if self._store is None:
@@ -281,7 +284,7 @@ class Keys:
 
 
 def _entries(chunk: Chunk, aborted: Aborts, start: int, end: int, decompressed_bytes_max: int) -> list[Entry]:
-    """Of a batch that cannot be decoded there are none: whoever reads it hears of that."""
+    """The keys of a chunk. A batch that cannot be decoded has none: reading the topic reports it."""
     found: list[Entry] = []
     data = without_aborted(chunk, aborted).data
     for info in codec.scan(data, verify_crc=False):
@@ -295,7 +298,7 @@ def _entries(chunk: Chunk, aborted: Aborts, start: int, end: int, decompressed_b
                 decompressed_bytes_max=decompressed_bytes_max,
             )
         except HeadraceError as error:
-            logger.warning("the index of keys leaves out the batch at offset %d: %s", info.base_offset, error)
+            logger.warning("the key index skips the batch at offset %d: %s", info.base_offset, error)
             continue
         found += [(record.key, record.offset) for record in records if record.key is not None]
     return found

@@ -1,8 +1,8 @@
-"""Where the index of keys is kept: RocksDB, a log-structured merge tree with Bloom filters. Known nowhere else.
+"""The key index in RocksDB, a log-structured merge tree with Bloom filters. Only key_index.py uses it.
 
-For every key of a log the offset of its last record, and how far each log has been read. Nothing here is synced, nor
-written to a log of its own: what a crash takes is read from the log again. Entries and how far they go are one write,
-so that what is left is always the index of some earlier end.
+It has the offset of the last record of every key of a log, and how far each log is indexed. Nothing here is synced or
+journaled: entries that a crash loses are read from the log again. Entries and the indexed end are one write, so after
+a crash the index is always that of some earlier end.
 """
 
 import logging
@@ -14,13 +14,13 @@ from headrace.errors import Conflict
 
 logger = logging.getLogger("headrace.keys")
 
-ENTRIES_MAX = 1_000  # of one write: it keeps the interpreter to itself, a few milliseconds for so many
+ENTRIES_MAX = 1_000  # per write, which holds the GIL: a few milliseconds
 WRITE_BUFFER_BYTES = 8 << 20
 BLOCK_CACHE_BYTES = 16 << 20
-BLOOM_BITS = 10  # a key: one look in a hundred for a key that is not there reads a block
+BLOOM_BITS = 10  # per key: one in a hundred look-ups of a missing key reads a block
 OPEN_FILES_MAX = 64
 KEY, END = b"k", b"w"
-NOT_INSTALLED = "an index of keys needs rocksdict: pip install 'headrace[keys]'"
+NOT_INSTALLED = "a key index needs rocksdict: pip install 'headrace[keys]'"
 
 Entry = tuple[bytes, int]  # a key, and the offset of its last record
 
@@ -34,7 +34,7 @@ def is_installed() -> bool:
 
 
 class KeyStore:
-    """Of all logs of a broker. For any thread."""
+    """The index of all logs of a broker. Safe in any thread."""
 
     def __init__(self, folder: str) -> None:
         if not is_installed():
@@ -42,16 +42,16 @@ class KeyStore:
         self._folder = folder
         try:
             self._db = _open(folder)
-        except Exception as error:  # noqa: BLE001 - it has no class of its own, and whatever is wrong, it is derived
-            logger.warning("the index of keys cannot be read, and is made again: %s", error)
+        except Exception as error:  # noqa: BLE001 - rocksdict has no exception class; derived data is rebuilt anyway
+            logger.warning("the key index cannot be read and is rebuilt: %s", error)
             shutil.rmtree(folder, ignore_errors=True)
             self._db = _open(folder)
 
     def close(self) -> None:
-        self._db.close()  # writes what is in memory
+        self._db.close()  # flushes the memtable
 
     def end(self, log_id: int) -> int:
-        """The first offset that is not in it; 0 for a log it does not know."""
+        """The first offset that is not indexed; 0 for an unknown log."""
         return _number(self._db.get(END + _prefix(log_id)))
 
     def logs(self) -> list[int]:
@@ -62,7 +62,7 @@ class KeyStore:
         return None if found is None else _number(found)
 
     def put(self, log_id: int, entries: Sequence[Entry], end: int) -> None:
-        """In the order of the log; the last of a key counts."""
+        """Add entries in the order of the log; the last one of a key wins."""
         from rocksdict import WriteBatch
 
         prefix = _prefix(log_id)
@@ -76,7 +76,7 @@ class KeyStore:
             self._db.write(batch)
 
     def forget(self, log_id: int, below: int) -> int:
-        """Drops the entries of records that are gone from the beginning of the log: how many."""
+        """Drop the entries below the log's start; returns how many."""
         from rocksdict import WriteBatch
 
         prefix, gone, batch = KEY + _prefix(log_id), 0, WriteBatch(raw_mode=True)
@@ -91,9 +91,9 @@ class KeyStore:
         return gone
 
     def drop(self, log_id: int) -> None:
-        """Everything of a log."""
+        """Drop the index of a log."""
         prefix = KEY + _prefix(log_id)
-        # First, so that a crash between the two leaves a log that is not known, and not one without its entries.
+        # The end first: a crash between the two leaves an unknown log, not an indexed log without entries.
         self._db.delete(END + _prefix(log_id))
         self._db.delete_range(prefix, _after(prefix))
 
@@ -117,8 +117,8 @@ def _open(folder: str) -> Any:
     blocks = BlockBasedOptions()
     blocks.set_bloom_filter(BLOOM_BITS, False)
     blocks.set_block_cache(Cache(BLOCK_CACHE_BYTES))
-    # Filters and indexes count as blocks, or they would grow with the number of keys; and in small parts, or one of a
-    # large file would not fit into its share of the cache, and would be read for every look.
+    # Filters and indexes are in the block cache, or memory would grow with the number of keys. They are partitioned,
+    # or those of a large file would not fit the cache and would be read for every look-up.
     blocks.set_cache_index_and_filter_blocks(True)
     blocks.set_index_type(BlockBasedIndexType.two_level_index_search())
     blocks.set_partition_filters(True)
@@ -136,7 +136,7 @@ def _prefix(log_id: int) -> bytes:
 
 
 def _after(prefix: bytes) -> bytes:
-    """The first key behind all that begin with this."""
+    """The first key after all keys with this prefix."""
     return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")
 
 

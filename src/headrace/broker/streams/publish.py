@@ -1,8 +1,8 @@
-"""From messages to batches: which partition each goes to, one batch per partition, confirmed together.
+"""Builds batches of single messages: chooses their partitions, one batch per partition, confirmed together.
 
-All messages of one call are stored or none is: a call that spans partitions is one group, so an answer that
-says no is true for every message in it. Only what is too large for one journal entry (half a journal file) is
-stored partition by partition.
+All messages of one call are stored or none is: a call that spans partitions is one journal entry, so an error is true
+for every message in it. Only a call that is too large for one journal entry (half a journal file) is stored partition
+by partition. Used through append.py.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ BATCH_OVERHEAD = 1024
 
 
 class Shape(NamedTuple):
-    """What of a stream decides how messages become batches; one that is yet to be made has a shape, too."""
+    """What `prepare` needs of a stream; a stream that does not exist yet has a shape, too."""
 
     name: str
     partitions: int
@@ -38,7 +38,7 @@ class Shape(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What goes to one partition: whole batches, and which of the messages they hold, in order."""
+    """The batches for one partition, and the indexes of their messages in the request, in order."""
 
     partition: int
     batches: bytearray
@@ -47,7 +47,7 @@ class Prepared(NamedTuple):
 
 
 class _Building:
-    """The batches of one partition under construction; a batch that is full begins the next."""
+    """The batches of one partition under construction; a full batch is followed by another."""
 
     __slots__ = ("_codec", "_done", "_writer", "indexes")
 
@@ -62,7 +62,7 @@ class _Building:
             self._writer.append(key, value, headers, stamp)
         except BatchTooLarge:
             if self._writer.count == 0:
-                raise  # alone it is too large already
+                raise  # the message alone is too large
             self._done.append(self._writer.finish(self._codec))
             self._writer.append(key, value, headers, stamp)
         self.indexes.append(index)
@@ -74,14 +74,15 @@ class _Building:
 
 
 def prepare(shape: Shape, messages: Sequence[Outgoing], now_ms: int, turn: int) -> list[Prepared]:
-    """Pure work on memory, safe in any thread. `turn` is where messages without a key go."""
+    """Pure function, safe in any thread. `turn` is the partition for messages without a key."""
     settings = shape.settings
     count = shape.partitions
     building: dict[int, _Building] = {}
     capacity = BATCH_OVERHEAD + (128 * len(messages) if len(messages) < 500 else 64 * 1024)
     for index, (key, value, headers, partition, stamp) in enumerate(messages):
         if key is None and settings.is_compacted:
-            raise InvalidInput(f"message {index} has no key: {shape.name!r} is compacted, and keeps messages by key")
+            text = f"message {index} has no key: topic {shape.name!r} is compacted, so every message needs one"
+            raise InvalidInput(text)
         if partition is None:
             partition = turn if key is None else codec.partition_for(key, count)
         elif not 0 <= partition < count:
@@ -94,7 +95,7 @@ def prepare(shape: Shape, messages: Sequence[Outgoing], now_ms: int, turn: int) 
 
 
 async def publish(shard: Shard, stream: Stream, prepared: Sequence[Prepared]) -> list[Place]:
-    """Where each message is, in the order given; returns once all are on stable storage."""
+    """(partition, offset) of each message in the order given; durable on return."""
     tickets = await _store(shard, stream, prepared)
     places: list[Place] = [(0, 0)] * sum(len(part.indexes) for part in prepared)
     for part, ticket in zip(prepared, tickets, strict=True):
@@ -111,12 +112,12 @@ async def _store(shard: Shard, stream: Stream, prepared: Sequence[Prepared]) -> 
         try:
             committed = group.commit()
         except BatchTooLarge:
-            pass  # for one journal entry, not for its logs: below
+            pass  # too large for one journal entry, but not for the logs: store them one by one
         else:
             await committed
             return tickets
     tickets = [log.append(part.batches, part.infos) for log, part in zip(logs, prepared, strict=True)]
-    errors = [ticket.error for ticket in await _settled(tickets) if ticket.error is not None]
+    errors = [ticket.error for ticket in await _all_done(tickets) if ticket.error is not None]
     if errors:
         if len(errors) == len(tickets):
             raise errors[0]
@@ -124,10 +125,10 @@ async def _store(shard: Shard, stream: Stream, prepared: Sequence[Prepared]) -> 
     return tickets
 
 
-async def _settled(tickets: list[Ticket]) -> list[Ticket]:
+async def _all_done(tickets: list[Ticket]) -> list[Ticket]:
     for ticket in tickets:
         try:
             await ticket
         except HeadraceError:
-            pass  # judged together with the others
+            pass  # the caller looks at the errors of all tickets
     return tickets

@@ -1,9 +1,12 @@
-"""Reading messages one by one, for those who do not want whole batches."""
+"""Reads single messages out of batches, and leaves out those of aborted transactions.
 
-from collections.abc import Sequence
+Used by the HTTP listener, the key index, the schema registry, and queue views.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from headrace.broker.streams.partition import Partition, ReadWaits
+from headrace.broker.streams.partition import Partition, ReadWaits, when_loaded
 from headrace.broker.types.aborted_ranges import NO_ABORTS, Aborted, Aborts
 from headrace.errors import CorruptBatch, CorruptLog, DecompressedTooLarge, UnreadableBatch
 from headrace.record import codec
@@ -17,7 +20,28 @@ MESSAGE_OVERHEAD = 64
 
 class Page(NamedTuple):
     records: list[Record]
-    next_offset: int  # where to go on; past what was skipped (control records, compacted ones)
+    next_offset: int  # where the next page starts; past skipped offsets (control records, compacted records)
+
+
+class PageReader:
+    """Reads pages of committed messages, waiting for the disk without blocking the event loop."""
+
+    def __init__(self, aborted: Callable[[int], Aborts], decompressed_bytes_max: int) -> None:
+        self._aborted = aborted  # by log id
+        self._decompressed_bytes_max = decompressed_bytes_max
+
+    async def read(self, stream: str, partition: Partition, offset: int, *, limit: int, bytes_max: int) -> Page:
+        return await when_loaded(
+            lambda: read_page(
+                stream,
+                partition,
+                offset,
+                limit=limit,
+                bytes_max=bytes_max,
+                decompressed_bytes_max=self._decompressed_bytes_max,
+                aborted=self._aborted(partition.log_id),
+            )
+        )
 
 
 def read_page(
@@ -30,8 +54,9 @@ def read_page(
     decompressed_bytes_max: int,
     aborted: Aborts = NO_ABORTS,
 ) -> Page:
-    """Committed messages from an offset on: at most `limit`, about `bytes_max`, at least one if any is there.
-    ReadWaits when the first is not in memory, CorruptLog when the first cannot be had."""
+    """Committed messages from an offset on: at most `limit`, about `bytes_max`, at least one if there is any.
+
+    Raises ReadWaits when the first is not in memory, and CorruptLog when the first is damaged."""
     records: list[Record] = []
     size = 0
     step = min(STEP_BYTES, bytes_max)
@@ -41,7 +66,7 @@ def read_page(
             chunk = partition.read_now(offset, step, end=end)
         except (ReadWaits, CorruptLog):
             if records:
-                break  # these first
+                break  # return these first
             raise
         if chunk.next_offset <= offset:
             break
@@ -59,7 +84,7 @@ def read_page(
             except (CorruptBatch, DecompressedTooLarge) as error:
                 bad = max(offset, info.base_offset)
                 if records:
-                    return Page(records, bad)  # these first; the reader learns of the rest when it comes to it
+                    return Page(records, bad)  # return these first; the next page raises
                 raise UnreadableBatch(stream, partition.number, bad, info.next_offset, str(error)) from error
             for record in found:
                 size += MESSAGE_OVERHEAD + len(record.key or b"") + len(record.value or b"")
@@ -76,8 +101,8 @@ def read_page(
 
 
 def committed(chunk: Any, aborted: Aborts) -> list[BatchInfo]:
-    """The batches without those of aborted transactions, to be decoded one at a time and only as far as needed:
-    a few kilobytes of them may unfold to gigabytes."""
+    """The batches without those of aborted transactions. Decode them one at a time and only as far as needed: a few
+    kilobytes of them may decompress to gigabytes."""
     infos, near = codec.scan(chunk.data, verify_crc=False), _near(chunk, aborted)
     return [info for info in infos if not _is_aborted(info, near)] if near else infos
 
@@ -92,8 +117,10 @@ def _near(chunk: Any, aborted: Aborts) -> list[Aborted]:
 
 
 def without_aborted(chunk: Any, aborted: Aborts) -> Any:
-    """The chunk without the batches of aborted transactions. It ends with the last one that is left, if any is:
-    readers come as far as the data goes, and what is behind it is empty when they go on."""
+    """The chunk without the batches of aborted transactions.
+
+    If any batch is left, the chunk ends behind the last one: readers advance as far as the data goes, and find the
+    rest empty when they continue."""
     if not _near(chunk, aborted):
         return chunk
     infos = [info for info in committed(chunk, aborted) if info.base_offset < chunk.next_offset]
@@ -103,8 +130,9 @@ def without_aborted(chunk: Any, aborted: Aborts) -> Any:
 
 
 def unfolded(chunk: Any, offset: int, bytes_max: int) -> Any:
-    """The chunk; or if the batch with this offset is compressed, that batch alone, as it is without.
-    DecompressedTooLarge if that takes more than bytes_max."""
+    """The chunk; or, if the batch with this offset is compressed, that batch alone, decompressed.
+
+    Raises DecompressedTooLarge if that takes more than bytes_max."""
     first, end, _ = codec.trim(chunk.data, 0, None, offset, offset + 1, verify_crc=False)
     if first == end or not chunk.data[first + ATTRIBUTES_AT + 1] & CODEC_MASK:
         return chunk

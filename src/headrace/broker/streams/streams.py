@@ -1,7 +1,7 @@
 """Streams: named sets of partitions, with their settings, kept in the catalog.
 
-What a client sees of a stream is in memory; each change is on disk before it is seen. Changes wait for their
-turn and for the disk in a thread of their own, so that the event loop never does.
+Look-ups use memory only; a change is on disk before it becomes visible. Changes run one after another in a thread of
+their own, so that the event loop never waits for the disk.
 """
 
 import asyncio
@@ -46,25 +46,25 @@ TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 Kind = Literal["topic", "queue"]
 T = TypeVar("T")
 Ids = list[int]
-Specs = list[LogSpec]  # Streams has a method called list, which hides the type
+Specs = list[LogSpec]  # aliases, because the method Streams.list hides the type
 
 
-@lru_cache(maxsize=4096)  # asked for every request of a Kafka client
+@lru_cache(maxsize=4096)  # called for every request of a Kafka client
 def is_topic_name(name: str) -> bool:
-    """Whether Kafka clients can use the name."""
+    """Whether the name is valid in Kafka."""
     return TOPIC_NAME.fullmatch(name) is not None and name not in {".", ".."}
 
 
 def check_topic_name(name: str) -> None:
     if not is_topic_name(name):
         raise InvalidInput(
-            f"{name[:80]!r} is not a topic name: 1 to 249 letters, digits, dots, dashes and underscores, "
-            "and neither . nor .."
+            f"{name[:80]!r} is not a topic name: use 1 to 249 letters, digits, dots, dashes and underscores, "
+            "but not . or .."
         )
 
 
 class StreamDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream as the catalog keeps it. Settings are as people write them, only those that were set."""
+    """A stream as the catalog stores it. `config` has only the settings that were set, in their text form."""
 
     vhost: str
     name: str
@@ -102,7 +102,7 @@ class Stream:
         self.document = document
         self.settings = settings
         self.rules = AppendRules(settings, document.config)
-        self.is_topic = is_topic_name(document.name)  # for Kafka clients; asked for every batch
+        self.is_topic = is_topic_name(document.name)  # cached: Kafka asks for every batch
         self.partitions = partitions
         self.is_deleted = False
         self._turn = 0
@@ -127,12 +127,12 @@ class Stream:
         self.rules = AppendRules(settings, document.config)
 
     def bound(self, age_ms_max: int | None, bytes_max: int | None) -> None:
-        """What policies allow at most, whatever the stream's own settings are, now and later."""
+        """Set the retention limits of policies; the stricter of these and the stream's own settings applies."""
         self._age_ms_max, self._bytes_max = age_ms_max, bytes_max
-        self.settle_retention()
+        self.apply_retention()
 
-    def settle_retention(self) -> None:
-        """Puts the settings into force, each bound the tighter of the stream's own and the policies'."""
+    def apply_retention(self) -> None:
+        """Give the partitions the settings, with the stricter of own and policies' retention."""
         settings = self.settings
         for field, most in (("retention_ms", self._age_ms_max), ("retention_bytes", self._bytes_max)):
             own = getattr(settings, field)
@@ -142,7 +142,7 @@ class Stream:
             partition.configure(settings)
 
     def partition(self, number: int | None) -> Partition:
-        """The one asked for; the only one if nobody asked."""
+        """The partition with that number; without a number, the only one."""
         if number is None:
             if len(self.partitions) > 1:
                 raise PartitionNeeded(self.name, [p.number for p in self.partitions])
@@ -152,7 +152,7 @@ class Stream:
         return self.partitions[number]
 
     def next_turn(self) -> int:
-        """The partition for what comes without a key: one per request, so that a request is one batch."""
+        """The partition for messages without a key, round-robin per request, so that a request becomes one batch."""
         self._turn = (self._turn + 1) % len(self.partitions)
         return self._turn
 
@@ -172,7 +172,7 @@ class Streams:
         self._documents: list[StreamDocument] = []
         self._changing = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "catalog")
-        self.version = 0  # another one after each change of the streams there are, or of their partitions
+        self.version = 0  # increases with each change of the set of streams or of their partitions
         self._on_create: list[Callable[[Stream], object]] = []
         self._before_delete: list[Callable[[Stream], object]] = []
         self._before_growth: list[Callable[[Stream], object]] = []
@@ -201,11 +201,11 @@ class Streams:
         self._on_create.append(callback)
 
     def before_delete(self, check: Callable[[Stream], object]) -> None:
-        """It raises when the stream is to stay."""
+        """`check` raises to veto the deletion."""
         self._before_delete.append(check)
 
     def before_growth(self, check: Callable[[Stream], object]) -> None:
-        """It raises when the stream is to have no more partitions."""
+        """`check` raises to veto more partitions."""
         self._before_growth.append(check)
 
     def on_delete(self, callback: Callable[[Stream], Awaitable[None]]) -> None:
@@ -227,12 +227,12 @@ class Streams:
         return self._by_log.get(log_id)
 
     def list(self, vhost: str | None = DEFAULT_VHOST) -> StreamList:
-        """In the order of their names; None is every vhost."""
+        """Ordered by name; None is every vhost."""
         chosen = (key for key in self._streams if vhost is None or key[0] == vhost)
         return [self._streams[key] for key in sorted(chosen)]
 
     def names(self, vhost: str) -> Iterator[str]:
-        """In no order, and for one turn of the loop."""
+        """In no order. Use the iterator up before the next await."""
         return (name for place, name in self._streams if place == vhost)
 
     def __len__(self) -> int:
@@ -251,7 +251,7 @@ class Streams:
         kind: Kind = "topic",
         vhost: str = DEFAULT_VHOST,
     ) -> Stream:
-        """On return it is in the catalog, durably. StreamExists if it was there before."""
+        """Durably in the catalog on return. StreamExists if there is one of that name."""
         overrides = self.check(name, partitions, config, kind, vhost)
         async with self._changing:
             if (vhost, name) in self._streams:
@@ -264,7 +264,7 @@ class Streams:
                 config=overrides,
                 created_ms=self._clock.now_ms(),
             )
-            self._refuse_compaction(document)
+            self._check_compaction(document)
             await self._put(document)
             return self._add(document)
 
@@ -276,12 +276,12 @@ class Streams:
         kind: Kind = "topic",
         vhost: str = DEFAULT_VHOST,
     ) -> dict[str, str]:
-        """InvalidInput for what `create` refuses, whatever else there is; the settings, as they are kept."""
+        """Raise InvalidInput as `create` would; returns the settings as the catalog stores them."""
         self._check(name, vhost, partitions, kind)
         return _overrides(config or {}, {}, self.base(kind))
 
     async def get_or_create(self, name: str, vhost: str = DEFAULT_VHOST) -> Stream:
-        """For publishing: makes a topic that is not there, unless that is switched off."""
+        """For publishers: creates a missing topic, unless auto_create_topics is off."""
         stream = self._streams.get((vhost, name))
         if stream is not None:
             return stream
@@ -289,7 +289,7 @@ class Streams:
             raise StreamNotFound(name, vhost)
         try:
             return await self.create(name, self._config.auto_create_partitions, vhost=vhost)
-        except StreamExists:  # somebody else's message was faster
+        except StreamExists:  # another publisher was faster
             return self.get(name, vhost)
 
     async def configure(
@@ -300,9 +300,10 @@ class Streams:
         partitions: int | None = None,
         vhost: str = DEFAULT_VHOST,
     ) -> Stream:
-        """Changes the settings named (None takes one back to the broker's) and may add partitions.
+        """Change the named settings (None resets one to the broker's default) and perhaps add partitions.
 
-        A change that depends on what is set now is a function of the stream: it is called when nobody else changes it.
+        `config` may be a function of the stream for changes that depend on its present settings: it is called while
+        no other change runs.
         """
         async with self._changing:
             stream = self.get(name, vhost)
@@ -314,19 +315,19 @@ class Streams:
             for check in self._before_growth if added else ():
                 check(stream)
             document = msgspec.structs.replace(old, config=overrides, logs=[*old.logs, *added])
-            self._refuse_compaction(document)
+            self._check_compaction(document)
             await self._put(document)
             stream.configure(document, self._settings(document))
             for spec in self._specs(document)[len(old.logs) :]:
                 stream.partitions.append(Partition(len(stream.partitions), self._shard.create_log(spec)))
-            stream.settle_retention()
+            stream.apply_retention()
             self._register(stream)
             return stream
 
-    def _refuse_compaction(self, document: StreamDocument) -> None:
-        """A message's key is its routing key: of all that wait in a queue, compaction would leave one."""
+    def _check_compaction(self, document: StreamDocument) -> None:
+        """A queue cannot be compacted: its keys are routing keys, and compaction would keep one message of each."""
         if document.kind == "queue" and self._settings(document).is_compacted:
-            raise InvalidInput(f"{document.name!r} is a queue: its messages stay until they are settled, not by key")
+            raise InvalidInput(f"{document.name!r} is a queue, which cannot be compacted: messages stay until settled")
 
     def _added_logs(self, document: StreamDocument, partitions: int | None) -> Ids:
         have = len(document.logs)
@@ -338,8 +339,9 @@ class Streams:
         return [self._shard.next_log_id() for _ in range(partitions - have)]
 
     async def delete(self, name: str, vhost: str = DEFAULT_VHOST, *, only: Stream | None = None) -> None:
-        """The catalog first, then the logs: a crash in between leaves logs that nobody names, never a stream
-        without its logs. `only`: spares another one that was made under the name since."""
+        """Delete the catalog entry, then the logs: a crash in between leaves orphaned logs, never a bare stream.
+
+        With `only`, another stream that was created under the name meanwhile is not deleted."""
         async with self._changing:
             stream = self.get(name, vhost)
             if only is not None and stream is not only:
@@ -355,9 +357,9 @@ class Streams:
                 for callback in self._on_delete:
                     try:
                         await callback(stream)
-                    except HeadraceError as error:  # the others are to know, too
+                    except HeadraceError as error:  # the other callbacks must run, too
                         failed = failed or error
-            finally:  # nobody names these logs any more, whatever else went wrong
+            finally:  # the catalog no longer has these logs, whatever else went wrong
                 for log_id in stream.document.logs:
                     del self._by_log[log_id]
                     self._shard.delete_log(log_id)
@@ -383,11 +385,11 @@ class Streams:
         try:
             size = len(name.encode())
         except UnicodeEncodeError:
-            raise InvalidInput("a name is text without half characters") from None
+            raise InvalidInput("a name must not contain unpaired surrogates") from None
         if not 0 < size <= NAME_BYTES_MAX:
-            raise InvalidInput(f"a name has 1 to {NAME_BYTES_MAX} bytes, not {size}")
+            raise InvalidInput(f"a name must have 1 to {NAME_BYTES_MAX} bytes, not {size}")
         if not 1 <= partitions <= self._config.partitions_max:
-            raise InvalidInput(f"a topic has 1 to {self._config.partitions_max:,} partitions, not {partitions}")
+            raise InvalidInput(f"a topic must have 1 to {self._config.partitions_max:,} partitions, not {partitions}")
 
     def _specs(self, document: StreamDocument) -> Specs:
         settings = self._settings(document)
@@ -397,10 +399,9 @@ class Streams:
         return [LogSpec(log_id, f"{name}-{n}", settings) for n, log_id in enumerate(document.logs)]
 
     def base(self, kind: Kind) -> StreamSettings:
-        """What holds for a stream that has no settings of its own.
+        """The defaults for a stream without settings of its own.
 
-        A queue keeps a message until somebody has settled it, however old it gets, however many there are, and
-        whatever its key: what the broker is told to do with topics takes nothing from it."""
+        Retention and compaction of topics do not apply to queues: a queue keeps a message until it is settled."""
         if kind == "queue":
             return msgspec.structs.replace(
                 self._config.stream, retention_ms=-1, retention_bytes=-1, cleanup_policy="delete"
@@ -419,13 +420,13 @@ class Streams:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-                raise DiskFull("no room for the catalog") from error
+                raise DiskFull("the disk is full: the catalog cannot be changed") from error
             raise StorageError(f"the catalog cannot be written: {error.strerror}") from error
 
 
 def _overrides(given: Mapping[str, object], old: Mapping[str, str], base: StreamSettings) -> dict[str, str]:
-    """The settings of a stream after a change, each under its own name and as people write it."""
-    stream_settings(given, base, origin=ORIGIN)  # refuses what is unknown, wrong, or not for streams
+    """The stream's settings after a change, under their canonical names and in text form."""
+    stream_settings(given, base, origin=ORIGIN)  # raises for unknown, invalid and broker-wide settings
     changed = dict(old)
     for name, value in given.items():
         setting = find_setting(name, ORIGIN)

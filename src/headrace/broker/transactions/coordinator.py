@@ -1,17 +1,17 @@
 """Transactions: records in several logs and offsets of groups that become visible together, or never.
 
-One node and one journal make it short: ending a transaction is one journal entry with the markers of all
-its logs, the offsets it commits and its own new state. There is no state in between that a crash could
-leave, so there is no prepare and nothing to finish after a restart, except time-outs.
+With one node and one journal this is simple: ending a transaction is one journal entry with the markers of all its
+logs, the offsets it commits and its new state. A crash leaves no state in between, so there is no prepare phase and
+nothing to finish after a restart, except timeouts.
 
-Clients of version 2 (KIP-890) say nothing of a partition before its first batch: the entry of that batch also has the
-partition in the transaction, so that none is stored which no end would reach. Their transactions each have an epoch
-of their own: the end moves it on, in the markers, too, and a batch that comes late finds itself too old. What the next
-epoch is was told to who had the last one, and is told again to who asks again.
+Clients of transaction version 2 (KIP-890) do not announce a partition before its first batch: the journal entry of that
+batch also adds the partition to the transaction, so every stored batch will get a marker. Each of their transactions
+has an epoch of its own: the end increases it, in the markers, too, so that a late batch is fenced. The answer to the
+end has the next epoch, and a repeated request gets it again.
 
-A log that is damaged takes no marker. It does not keep the other partitions of the transaction from theirs: its own
-is owed, kept with the transactional id, and written by the start that finds the log sound again. Until then whoever
-reads that log committed stops before the transaction; an operator restores the log or deletes the topic.
+A damaged log accepts no marker. The other partitions of the transaction get theirs; the missing one is stored with the
+transactional id as owed, and written by the start that finds the log intact again. Until then readers of committed
+messages stop before the transaction in that log; an operator restores the log or deletes the topic.
 """
 
 import logging
@@ -26,7 +26,7 @@ from headrace.broker.groups.coordinator import Groups
 from headrace.broker.groups.offsets import Committed
 from headrace.broker.groups.timers import Timer, Timers
 from headrace.broker.streams.partition import Partition
-from headrace.broker.transactions.markers import control_batch, is_due, say_owed
+from headrace.broker.transactions.markers import control_batch, is_due, log_owed
 from headrace.broker.transactions.producers import Producers
 from headrace.broker.transactions.transaction import (
     ABORTED,
@@ -63,12 +63,12 @@ from headrace.record.types import BatchInfo
 TRANSACTIONS = "transactions"
 JOINED = "transactions.joined"
 TIMEOUT_MS_MAX = 15 * 60 * 1000
-EPOCH_MAX = 32766  # that a producer gets: an int16, of which the last one is kept for fencing
+EPOCH_MAX = 32766  # the highest epoch of a producer; the last int16 is reserved for fencing
 RETRY_S = 1.0
 
-ID_EXPIRATION_MS = 7 * 24 * 3600 * 1000  # transactional.id.expiration.ms: without use and without a transaction
+ID_EXPIRATION_MS = 7 * 24 * 3600 * 1000  # transactional.id.expiration.ms
 SWEEP_S = 3600.0
-EXPIRED_AT_ONCE = 100  # of one entry of the journal
+EXPIRED_AT_ONCE = 100  # per journal entry
 
 logger = logging.getLogger("headrace.broker")
 
@@ -88,7 +88,7 @@ class Transactions:
         self._sweep: Timer | None = None
 
     def load(self, spawn: Callable[[Any], object]) -> None:
-        """spawn runs a coroutine: how time-outs abort."""
+        """`spawn` runs a coroutine: timeouts abort transactions with it."""
         self._spawn = spawn
         for key, value in self._shard.state.items(TRANSACTIONS):
             one = Transaction.restored(key.decode(), value)
@@ -100,7 +100,7 @@ class Transactions:
             if one.state == ONGOING:
                 self._start_timer(one)
             if one.owed:
-                self._pay(one)
+                self._write_owed(one)
         self._sweep = self._timers.call_later(SWEEP_S, self._sweep_now)
 
     def _restore_joined(self, log_id: int, transactional_id: str, value: bytes) -> None:
@@ -110,7 +110,7 @@ class Transactions:
             return
         one.state, one.started_ms = ONGOING, joined.started_ms
         one.joined[log_id] = where
-        if log_id in self._shard.logs:  # not one that was deleted, with another of its name in the transaction as well
+        if log_id in self._shard.logs:  # else deleted; a new topic of that name may be in the transaction, too
             one.partitions[where] = log_id
 
     def close(self) -> None:
@@ -134,10 +134,12 @@ class Transactions:
     async def begin_producer(
         self, transactional_id: str, timeout_ms: int, producer_id: int = -1, epoch: int = -1
     ) -> tuple[int, int]:
-        """(producer id, epoch) for a producer that starts, or starts over; others of that name are fenced."""
+        """(producer id, epoch) for a producer that starts or restarts; others with that id are fenced."""
         check_transactional_id(transactional_id)
         if not 0 < timeout_ms <= TIMEOUT_MS_MAX:
-            raise InvalidTransactionTimeout(f"{timeout_ms} ms; the most is {TIMEOUT_MS_MAX}")
+            raise InvalidTransactionTimeout(
+                f"the transaction timeout must be 1 to {TIMEOUT_MS_MAX} ms, not {timeout_ms}"
+            )
         one = self._by_id.get(transactional_id)
         if one is None:
             one = Transaction(transactional_id, await self._producers.new_id(), timeout_ms)
@@ -147,17 +149,17 @@ class Transactions:
             with self._busy(one):
                 await self._put(one)
             return one.producer_id, one.epoch
-        # It may say who it was before: its transaction timed out, or our last answer to this was lost.
-        said = Instance(producer_id, epoch) if producer_id >= 0 else NOBODY
-        if said != NOBODY and said not in (one.instance, one.last):
+        # It may name its previous instance: its transaction timed out, or our last answer was lost.
+        previous = Instance(producer_id, epoch) if producer_id >= 0 else NOBODY
+        if previous != NOBODY and previous not in (one.instance, one.last):
             raise ProducerFenced(f"{transactional_id!r} is producer {one.producer_id} at epoch {one.epoch}")
-        if said != NOBODY and said == one.last and one.state == EMPTY and one.is_saved and not one.busy:
-            return one.producer_id, one.epoch  # it asks again: our answer was lost, and nobody else has this epoch
+        if previous != NOBODY and previous == one.last and one.state == EMPTY and one.is_saved and not one.busy:
+            return one.producer_id, one.epoch  # a retry: our answer was lost, and no other instance has this epoch
         with self._busy(one):
             if one.state == ONGOING:
-                await self._end(one, commit=False, fenced=said)
+                await self._end(one, commit=False, fenced=previous)
             await self._bump(one)
-            one.last = said
+            one.last = previous
             one.timeout_ms = timeout_ms
             one.state = EMPTY
             await self._put(one)
@@ -182,23 +184,24 @@ class Transactions:
     def check_append(self, producer_id: int, epoch: int, where: Where) -> None:
         """Raises unless a transactional batch of this producer belongs to its open transaction."""
         one = self._producing(producer_id, epoch)
-        # A topic made anew under the name is not in it: its log would get no marker.
+        # A topic that was recreated under the name is not in it: its log would get no marker.
         if one.state != ONGOING or one.partitions.get(where) not in self._shard.logs or where in one.joining:
             raise NotInTransaction(f"{where[0]}-{where[1]} is not in the transaction")
 
     def append(
         self, partition: Partition, data: bytearray | memoryview, infos: list[BatchInfo], where: Where
     ) -> Ticket:
-        """A transactional batch, which brings its partition into the transaction and opens that if it is the first.
-        Each transaction has an epoch of its own, so its first batch for a log has the number 0: another one got past
-        it."""
+        """Append a transactional batch, which adds its partition to the transaction and opens it if it is the first.
+
+        Each transaction has an epoch of its own, so its first batch in a log has sequence number 0; another number
+        means that the batch has overtaken the first one."""
         one = self._producing(infos[0].producer_id, infos[0].producer_epoch)
         log_id = partition.log_id
         saved = where not in one.joining if log_id in one.joined else one.is_saved
         if one.state == ONGOING and one.partitions.get(where) == log_id and saved:
             return self._producers.append(partition, data, infos, from_zero=True)
         if (one.busy and one.state != ONGOING) or any(marker.log_id == log_id for marker in one.owed):
-            if infos[0].base_sequence == 0:  # another one is not the first, and hears so when it comes again
+            if infos[0].base_sequence == 0:  # a later batch is out of order when it is retried
                 self._producers.put_off(partition, infos[0])
             raise ConcurrentTransactions(one.transactional_id)
         join = partial(self._join, one, where, log_id)
@@ -223,7 +226,7 @@ class Transactions:
         one = self._by_producer.get(producer_id)
         if one is None:
             raise UnknownProducer(f"producer {producer_id} has no transactional id")
-        if epoch != one.epoch:  # perhaps because its time was up: it may start over, and from a fence Java does not
+        if epoch != one.epoch:  # perhaps it timed out: Java restarts after this error, but not after a fence
             raise InvalidProducerEpoch(f"producer {producer_id} is at epoch {one.epoch}, not {epoch}")
         return one
 
@@ -238,15 +241,15 @@ class Transactions:
             raise ConcurrentTransactions(transactional_id)
         return one
 
-    # What belongs to a transaction.
+    # The contents of a transaction.
 
     async def add_partitions(
         self, transactional_id: str, producer_id: int, epoch: int, partitions: dict[Where, int]
     ) -> None:
         one = self._check(transactional_id, producer_id, epoch)
         if any(marker.log_id in partitions.values() for marker in one.owed):
-            raise ConcurrentTransactions(transactional_id)  # what comes next to that log comes after the marker
-        # By log, not by name: a topic may have been made anew since.
+            raise ConcurrentTransactions(transactional_id)  # the log must get the owed marker first
+        # By log, not by name: a topic may have been recreated.
         saved = one.is_saved and not one.joining
         if one.state == ONGOING and saved and partitions.items() <= one.partitions.items():
             return
@@ -267,10 +270,10 @@ class Transactions:
     async def commit_offsets(
         self, transactional_id: str, producer_id: int, epoch: int, entries: "list[Committed]", *, joins: bool = False
     ) -> None:
-        """Offsets that a group commits if, and when, the transaction is committed. With `joins` they bring the group
-        into it."""
+        """Add offsets that the group commits when the transaction is committed. With `joins` they add the group to the
+        transaction."""
         if joins:
-            self._check_time(transactional_id, Instance(producer_id, epoch))
+            self._check_not_timed_out(transactional_id, Instance(producer_id, epoch))
         one = self._check(transactional_id, producer_id, epoch)
         if joins and not entries:
             return
@@ -283,7 +286,7 @@ class Transactions:
             await self._put(one)
 
     def pending_offsets(self, group: str) -> set[Where]:
-        """Partitions whose offset of the group hangs on a transaction that is open, or not ended durably."""
+        """Partitions with an offset of the group in a transaction that is open or not durably ended."""
         return {
             (entry.topic, entry.partition)
             for one in self._by_id.values()
@@ -295,59 +298,61 @@ class Transactions:
         known = self._by_id.get(transactional_id)
         if known is not None and not commit and known.state == ABORTED and known.last == (producer_id, epoch):
             if known.busy:
-                raise ConcurrentTransactions(transactional_id)  # it may still fail, and is open then as before
-            return  # its time was up, and this is what became of it: who is told so starts over
+                raise ConcurrentTransactions(transactional_id)  # the abort may still fail, which leaves it open
+            return  # it timed out and was aborted already
         one = self._check(transactional_id, producer_id, epoch)
         if one.state == (COMMITTED if commit else ABORTED):
-            return  # the answer was lost
+            return  # a retry: our answer was lost
         if one.state != ONGOING:
             raise InvalidTransactionState(f"{transactional_id!r} has no open transaction")
         with self._busy(one):
             await self._end(one, commit=commit)
 
     async def end_with_epoch(self, transactional_id: str, producer_id: int, epoch: int, *, commit: bool) -> Instance:
-        """Ends it, and returns who the producer is in its next transaction. To abort nothing moves the epoch on as
-        well: who heard of no batch whether it was stored does not know if there is anything."""
+        """End the transaction; returns the producer's next instance.
+
+        Aborting without an open transaction increases the epoch as well: a client that got no answer to its batches
+        does not know whether there is a transaction."""
         check_transactional_id(transactional_id)
-        said = Instance(producer_id, epoch)
+        instance = Instance(producer_id, epoch)
         one = self._by_id.get(transactional_id)
         if one is None or producer_id < 0 or producer_id not in (one.producer_id, one.last.producer_id):
             raise UnknownProducer(f"producer {producer_id} is not {transactional_id!r}")
-        if said not in (one.instance, one.last):
+        if instance not in (one.instance, one.last):
             raise ProducerFenced(f"{transactional_id!r} is at epoch {one.epoch}, not {epoch}")
         if one.busy:
             raise ConcurrentTransactions(transactional_id)
-        if said != one.instance:
-            return await self._told_again(one, said, commit=commit)
+        if instance != one.instance:
+            return await self._answer_again(one, instance, commit=commit)
         if commit and one.state != ONGOING:
             raise InvalidTransactionState(f"{transactional_id!r} has no open transaction")
         with self._busy(one):
             fresh = await self._producers.new_id() if one.epoch >= EPOCH_MAX else None
-            await self._end(one, commit=commit, fenced=said, next_id=fresh)
+            await self._end(one, commit=commit, fenced=instance, next_id=fresh)
         return one.instance
 
-    async def _told_again(self, one: Transaction, said: Instance, *, commit: bool) -> Instance:
-        """To who was the producer until its transaction ended: the answer was lost, or its time was up."""
+    async def _answer_again(self, one: Transaction, previous: Instance, *, commit: bool) -> Instance:
+        """Answer the instance whose transaction has ended already: our answer was lost, or it timed out."""
         if commit:
-            self._check_time(one.transactional_id, said)
+            self._check_not_timed_out(one.transactional_id, previous)
         if one.state not in (COMMITTED, ABORTED):
-            raise ProducerFenced(f"{one.transactional_id!r} is at epoch {one.epoch}, not {said.epoch}")
+            raise ProducerFenced(f"{one.transactional_id!r} is at epoch {one.epoch}, not {previous.epoch}")
         if one.state != (COMMITTED if commit else ABORTED):
             raise InvalidTransactionState(f"the transaction of {one.transactional_id!r} was committed")
-        if one.epoch > EPOCH_MAX or not one.is_saved:  # its time was up, and nobody may have that epoch
+        if one.epoch > EPOCH_MAX or not one.is_saved:  # it timed out, and no producer may have that epoch
             with self._busy(one):
                 if one.epoch > EPOCH_MAX:
                     await self._bump(one)
                 await self._put(one)
         return one.instance
 
-    def _check_time(self, transactional_id: str, said: Instance) -> None:
-        """Raises if its time was up: it was aborted, and who asks for that is told the next epoch."""
+    def _check_not_timed_out(self, transactional_id: str, instance: Instance) -> None:
+        """Raises if the transaction timed out and was aborted; a request to abort it returns the next epoch."""
         one = self._by_id.get(transactional_id)
-        if one is not None and one.state == ABORTED and said == one.last and said != NOBODY:
+        if one is not None and one.state == ABORTED and instance == one.last and instance != NOBODY:
             raise TransactionAbortable(f"the transaction of {transactional_id!r} was aborted")
 
-    # The work.
+    # Opening, ending, timeouts.
 
     def _open(self, one: Transaction) -> None:
         if one.state != ONGOING:
@@ -362,14 +367,14 @@ class Transactions:
 
     def _timed_out(self, one: Transaction) -> None:
         one.timer = None
-        if one.busy:  # also while it ends: that may still fail, and then it is open as before
+        if one.busy:  # even while it ends: that may fail and leave it open
             one.timer = self._timers.call_later(RETRY_S, lambda: self._timed_out(one))
         elif one.state == ONGOING and self._spawn is not None:
             self._spawn(self._abort_late(one))
 
     async def _abort_late(self, one: Transaction) -> None:
-        """Its producer is gone or stuck: the epoch moves on, so that it can not come back into the middle."""
-        if one.busy:  # since it was decided
+        """Abort a timed-out transaction and increase the epoch, so that a stuck producer cannot continue it."""
+        if one.busy:  # another request was faster
             self._timed_out(one)
             return
         if one.state != ONGOING:
@@ -383,8 +388,10 @@ class Transactions:
     async def _end(
         self, one: Transaction, *, commit: bool, fenced: Instance | None = None, next_id: int | None = None
     ) -> None:
-        """One entry: markers in every log, offsets, and the state of the transaction. With somebody to fence the
-        epoch moves on; who it was may still start over. If its epochs are used up the producer gets `next_id`."""
+        """Store the markers of every log, the offsets and the new state in one journal entry.
+
+        With `fenced` the epoch increases, and that instance may still restart. With `next_id` the producer gets a new
+        id, because its epochs are used up."""
         before = one.saved()
         producer_id = one.producer_id
         if fenced is not None:
@@ -415,7 +422,7 @@ class Transactions:
                 entry.delete(JOINED, joined_key(one, log_id))
             entry.put(TRANSACTIONS, one.transactional_id.encode(), one.saved())
             ticket = entry.commit()
-            # Before readers are woken: they must find the transaction ended.
+            # Registered before readers are notified: they must find the transaction ended.
             ticket.add_callback(lambda done: self._ended(tickets, producer_id, epoch, commit, offsets, done))
             await ticket
         except HeadraceError:
@@ -424,12 +431,12 @@ class Transactions:
             one.state, one.started_ms = restored.state, restored.started_ms
             one.last, one.owed = restored.last, restored.owed
             one.partitions, one.groups, one.offsets = partitions, groups, kept
-            one.joined, one.joining = joined, set(joined.values())  # none of them is known to be there, then
+            one.joined, one.joining = joined, set(joined.values())  # none of them is known to be durable now
             raise
         finally:
             one.ending = []
         one.is_saved = True
-        say_owed(one, owed)
+        log_owed(one, owed)
         if one.timer is not None:
             one.timer.cancel()
             one.timer = None
@@ -449,28 +456,28 @@ class Transactions:
         for log, ticket in tickets:
             self._producers.ended(log, producer_id, epoch, ticket.base_offset, commit=commit)
 
-    # Markers that damaged logs are owed.
+    # Markers owed to damaged logs.
 
     def logs_deleted(self, log_ids: Container[int]) -> None:
-        """They are owed nothing any more. Not worth an entry: the next start sees for itself that they are gone."""
+        """Forget the markers owed to deleted logs. Not stored: the next start notices that the logs are gone."""
         for one in self._by_id.values():
             if one.owed:
                 one.owed = [marker for marker in one.owed if marker.log_id not in log_ids]
 
-    def _pay(self, one: Transaction) -> None:
+    def _write_owed(self, one: Transaction) -> None:
         there = [marker for marker in one.owed if marker.log_id in self._shard.logs]
         damaged = [marker for marker in there if not is_due(self._shard, marker)]
-        say_owed(one, damaged)
+        log_owed(one, damaged)
         if len(damaged) < len(one.owed) and self._spawn is not None:
-            self._spawn(self._pay_due(one))
+            self._spawn(self._write_owed_safely(one))
 
-    async def _pay_due(self, one: Transaction) -> None:
-        """Writes markers to logs that take them, and forgets those of logs that are gone."""
+    async def _write_owed_safely(self, one: Transaction) -> None:
+        """Write the markers of logs that are intact again, and forget those of deleted logs."""
         try:
             with self._busy(one):
                 await self._write_due(one)
         except HeadraceError:
-            self._timers.call_later(RETRY_S, lambda: self._pay(one))
+            self._timers.call_later(RETRY_S, lambda: self._write_owed(one))
 
     async def _write_due(self, one: Transaction) -> None:
         due, owed = [marker for marker in one.owed if is_due(self._shard, marker)], one.owed
@@ -493,7 +500,7 @@ class Transactions:
             one.owed = owed
             raise
 
-    # Transactional ids that nobody uses any more.
+    # Expiry of unused transactional ids.
 
     def _sweep_now(self) -> None:
         self._sweep = self._timers.call_later(SWEEP_S, self._sweep_now)
@@ -501,7 +508,7 @@ class Transactions:
             self._spawn(self.expire())
 
     async def expire(self) -> None:
-        """Forgets those that were not used for as long as Kafka keeps them. One with an open transaction stays."""
+        """Forget transactional ids that were unused for as long as Kafka keeps them, unless a transaction is open."""
         horizon_ms = self._clock.now_ms() - ID_EXPIRATION_MS
         old = [one for one in self._by_id.values() if one.may_expire and one.changed_ms < horizon_ms]
         for at in range(0, len(old), EXPIRED_AT_ONCE):
@@ -509,11 +516,11 @@ class Transactions:
             try:
                 await self._forget(now)
             except HeadraceError as error:
-                logger.warning("transactional ids that are not used any more are kept: %s", error)
+                logger.warning("unused transactional ids could not be expired: %s", error)
                 return
 
     async def _forget(self, gone: list[Transaction]) -> None:
-        with ExitStack() as busy:  # whoever comes back meanwhile tries again, and gets a new producer
+        with ExitStack() as busy:  # a producer that returns meanwhile retries, and gets a new id
             entry = self._shard.group()
             for one in gone:
                 busy.enter_context(self._busy(one))
@@ -544,7 +551,7 @@ class Transactions:
 
 def check_transactional_id(transactional_id: str) -> None:
     if not transactional_id:
-        raise InvalidInput("a transactional id is not empty")
+        raise InvalidInput("a transactional id must not be empty")
 
 
 def joined_key(one: Transaction, log_id: int) -> bytes:

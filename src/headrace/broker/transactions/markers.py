@@ -1,4 +1,4 @@
-"""The ends of transactions as logs have them: control batches, and those that a damaged log is owed."""
+"""Markers: the control batches that end a transaction in a log, and those that damaged logs still need."""
 
 import logging
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ logger = logging.getLogger("headrace.broker")
 def control_batch(producer_id: int, epoch: int, *, commit: bool, now_ms: int) -> bytearray:
     kind = CONTROL_COMMIT if commit else CONTROL_ABORT
     key = b"\0\0" + kind.to_bytes(2, "big")
-    value = b"\0\0" + bytes(4)  # version, epoch of the coordinator: there was only ever one
+    value = b"\0\0" + bytes(4)  # version, coordinator epoch: always 0
     return codec.build(
         [(key, value, (), now_ms)],
         timestamp_ms=now_ms,
@@ -26,16 +26,16 @@ def control_batch(producer_id: int, epoch: int, *, commit: bool, now_ms: int) ->
 
 
 def is_due(shard: Shard, marker: OwedMarker) -> bool:
-    """Its log is sound again, which a start finds out."""
+    """Whether the log is intact again, which only a start can find out."""
     log = shard.logs.get(marker.log_id)
     return log is not None and log.damage is None
 
 
-def say_owed(one: Transaction, owed: Iterable[OwedMarker]) -> None:
+def log_owed(one: Transaction, owed: Iterable[OwedMarker]) -> None:
     for marker in owed:
         logger.error(
-            "%s-%d is damaged and has no marker of the transaction of %r that was %s: who reads it committed stops "
-            "before it until the log is restored or the topic is deleted",
+            "%s-%d is damaged and lacks the marker of a transaction of %r that was %s: readers of committed messages "
+            "stop before it until the log is restored or the topic is deleted",
             marker.topic,
             marker.partition,
             one.transactional_id,

@@ -1,11 +1,10 @@
-"""What one log knows of the producers that number their batches: who may append what next, which batch
-was stored already, which transactions are open and which were aborted.
+"""The idempotent producers of one log: expected sequence numbers, recent batches, open and aborted transactions.
 
-The facts are in the batches themselves (producer id, epoch and sequence are in every header, markers are
-control batches), so an append writes nothing extra: a snapshot plus the batches after it is the state, and
-a batch and its sequence number can not be torn apart by a crash. Snapshots outlive retention.
+The facts are in the batches themselves (producer id, epoch and sequence number are in every header, markers are control
+batches), so an append writes nothing extra: the state is a snapshot plus the batches after it, and a crash cannot
+separate a batch from its sequence number. Snapshots outlive the batches that retention deletes.
 
-Pure: no clock, no files. producer_registry.py feeds it.
+Pure: no clock, no files. producers.py feeds it.
 """
 
 from collections import deque
@@ -19,15 +18,15 @@ from headrace.broker.types.range_set import RangeSet
 from headrace.errors import InvalidProducerEpoch, InvalidTransactionState, OutOfOrderSequence
 from headrace.record.types import BatchInfo
 
-BATCHES_KEPT = 5  # a client has at most this many unanswered, so a repeated one is among them
+BATCHES_KEPT = 5  # a client has at most this many in flight, so a repeated batch is among them
 SEQUENCE_MASK = 0x7FFFFFFF
 NO_SEQUENCE = -1
-PRODUCERS_MAX = 10_000  # per log; the longest idle are forgotten first
+PRODUCERS_MAX = 10_000  # per log; the longest idle are evicted first
 IDLE_MS_MAX = 7 * 24 * 3600 * 1000
 
 
 class Ticket(Protocol):
-    """The part of a log's ticket that is used here."""
+    """The part of log.commit.round.Ticket that is used here."""
 
     done: bool
     base_offset: int
@@ -42,15 +41,15 @@ class Batch:
         self.first, self.last = first, last
         self.base_offset = base_offset
         self.ticket = ticket
-        self.opens = False  # the first of a transaction in this log
+        self.opens = False  # the first batch of a transaction in this log
 
 
 def before(sequence: int) -> Batch:
-    """In place of the batch before this number, of which nothing is known: none behind it is taken before it."""
+    """A placeholder for the unknown batch before `sequence`: only the batch with that number is accepted next."""
     return Batch(NO_SEQUENCE, sequence - 1, -1)
 
 
-BEFORE_THE_FIRST = before(0)  # of an epoch that a marker brought
+BEFORE_THE_FIRST = before(0)  # of a new epoch that a marker announced
 
 
 class Producer:
@@ -60,8 +59,8 @@ class Producer:
         self.producer_id = producer_id
         self.epoch = epoch
         self.batches: deque[Batch] = deque(maxlen=BATCHES_KEPT)
-        self.open_since: int | None = None  # no offset of the open transaction is below it
-        self.written = RangeSet()  # by the open transaction
+        self.open_since: int | None = None  # a lower bound of the open transaction's offsets
+        self.written = RangeSet()  # offsets of the open transaction
         self.seen_ms = 0
 
     @property
@@ -92,22 +91,27 @@ class PartitionProducers:
     def __init__(self) -> None:
         self.producers: dict[int, Producer] = {}
         self.aborted = Aborts()
-        self._open: dict[int, Producer] = {}  # those with an open transaction: few of thousands
+        self._open: dict[int, Producer] = {}  # producers with an open transaction: few of thousands
 
     # Appending.
 
     def check(self, info: BatchInfo, *, from_zero: bool = False) -> Batch | None:
-        """The batch that this one repeats, None if it is new. Raises if it may not be appended. Where the first batch
-        of a producer is known to have the number 0 (`from_zero`), one with another number is not it."""
+        """The batch that this one repeats, None if it is new. Raises if it may not be appended.
+
+        With `from_zero` the first batch of an unknown producer must have sequence number 0."""
         producer = self.producers.get(info.producer_id)
         if producer is None:
             if from_zero and info.base_sequence != 0:
-                raise OutOfOrderSequence(f"producer {info.producer_id} starts at sequence {info.base_sequence}")
+                raise OutOfOrderSequence(
+                    f"producer {info.producer_id} must start at sequence 0, not {info.base_sequence}"
+                )
             return None
         repeated = self._repeated(producer, info)
         if repeated is None and producer.open_since is not None and not info.is_transactional:
-            # It would be read or not with the transaction, which it is no part of.
-            raise InvalidTransactionState(f"producer {info.producer_id} has a transaction open")
+            # Readers would treat the batch as part of the transaction.
+            raise InvalidTransactionState(
+                f"producer {info.producer_id} has an open transaction: its batches must be transactional"
+            )
         return repeated
 
     @staticmethod
@@ -120,7 +124,7 @@ class PartitionProducers:
             return None
         if info.producer_epoch > producer.epoch:
             if info.base_sequence != 0:
-                raise OutOfOrderSequence(f"a new epoch starts at sequence {info.base_sequence}")
+                raise OutOfOrderSequence(f"a new epoch must start at sequence 0, not {info.base_sequence}")
             return None
         if not producer.batches or info.base_sequence == (producer.last_sequence + 1) & SEQUENCE_MASK:
             return None
@@ -129,18 +133,18 @@ class PartitionProducers:
             if batch.first == info.base_sequence and batch.last == last:
                 return batch
         raise OutOfOrderSequence(
-            f"producer {info.producer_id}: sequence {info.base_sequence} after {producer.last_sequence}"
+            f"producer {info.producer_id} sent sequence {info.base_sequence} after {producer.last_sequence}"
         )
 
     def staged(self, info: BatchInfo, ticket: Ticket, visible_end: int, now_ms: int) -> Batch:
-        """A checked batch is on its way; what follows is judged as if it were there already."""
+        """A checked batch was staged; later batches are checked as if it were stored already."""
         producer = self._producer(info)
         producer.seen_ms = now_ms
         batch = Batch(info.base_sequence, info.last_sequence, -1, ticket)
         if info.base_sequence >= 0:
             producer.batches.append(batch)
         if info.is_transactional and producer.open_since is None:
-            producer.open_since = visible_end  # its real offset is not known yet, and not lower
+            producer.open_since = visible_end  # a lower bound: the real offset is not known yet
             self._open[producer.producer_id] = producer
             batch.opens = True
         return batch
@@ -155,22 +159,24 @@ class PartitionProducers:
             producer.written.add(base_offset, base_offset + info.next_offset - info.base_offset)
 
     def refused(self, info: BatchInfo, batch: Batch) -> None:
-        """Nothing of it was kept: it may come again; what was staged after it does not follow any more."""
+        """Storing the batch failed: it may be retried, and batches staged after it are out of order now."""
         producer = self.producers.get(info.producer_id)
         if producer is None or batch not in producer.batches:
             return
-        if producer.batches[0] is batch:  # the one that it followed made room for it, or there was none
+        if producer.batches[0] is batch:  # it evicted its predecessor, or had none
             producer.batches[0] = before(batch.first)
         else:
             producer.batches.remove(batch)
 
     def put_off(self, info: BatchInfo, now_ms: int) -> None:
-        """It was not even staged, and is to come again. Where batches of its producer are known what is behind it does
-        not follow anyway, nor does it begin a new epoch; otherwise this is the first that is known."""
+        """The batch was refused before it was staged and will be retried: later batches must not overtake it.
+
+        If other batches of the producer are known, later ones are out of order anyway. Otherwise a placeholder makes
+        this batch the next one that is accepted."""
         producer = self.producers.get(info.producer_id)
         if producer is None:
             is_first = len(self.producers) < PRODUCERS_MAX
-        else:  # perhaps by a marker alone
+        else:  # it may be known from a marker only
             is_first = not producer.batches and info.producer_epoch == producer.epoch
         if info.base_sequence >= 0 and is_first:
             producer = self._producer(info)
@@ -187,7 +193,7 @@ class PartitionProducers:
         return producer
 
     def ended(self, producer_id: int, epoch: int, marker_offset: int, *, commit: bool) -> RangeSet:
-        """A marker has closed the producer's transaction in this log. Returns what of it holds no message."""
+        """A marker has ended the producer's transaction in this log; returns the offsets that hold no message."""
         producer = self.producers.get(producer_id)
         if producer is None:
             producer = self.producers[producer_id] = Producer(producer_id, epoch)
@@ -216,13 +222,13 @@ class PartitionProducers:
         return [(one.producer_id, one.first_offset) for one in self.aborted.between(start, end)]
 
     def forget_aborted(self, markers: Collection[int]) -> None:
-        """Nothing of these transactions is left in the log: nobody need be told of them."""
+        """Forget aborted transactions whose records compaction has removed from the log."""
         self.aborted = self.aborted.without(markers)
 
     # Recovery.
 
     def replay(self, info: BatchInfo, now_ms: int) -> None:
-        """A batch found in the log after the snapshot; markers go to ended()."""
+        """Apply a batch found in the log after the snapshot; markers go to `ended`."""
         producer = self._producer(info)
         producer.seen_ms = now_ms
         if info.base_sequence >= 0:
@@ -234,7 +240,7 @@ class PartitionProducers:
             producer.written.add(info.base_offset, info.next_offset)
 
     def snapshot(self, upto: int, start_offset: int, now_ms: int) -> Snapshot:
-        """What is too old to matter is left out, here and in memory."""
+        """Evicts producers and aborted transactions that are too old, from memory as well."""
         self._forget(start_offset, now_ms)
         return Snapshot(
             upto,

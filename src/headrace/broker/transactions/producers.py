@@ -1,4 +1,4 @@
-"""Producers of all logs: appends that check sequences, ids that are never given twice, snapshots."""
+"""The idempotent producers of all logs: appends that check sequence numbers, unique producer ids, snapshots."""
 
 import asyncio
 import logging
@@ -33,13 +33,12 @@ SNAPSHOT_BYTES = 64 << 20
 SCAN_BYTES = 4 << 20
 HOLD = "producers"
 
-Append = Callable[[], Ticket]
-Beside = Callable[[AtomicGroup], object]
-DiskObserver = Callable[[RangeSet, bool], object]  # offsets that hold no message, whether the transaction was committed
+AddToEntry = Callable[[AtomicGroup], object]
+EndObserver = Callable[[RangeSet, bool], object]  # offsets without a message, whether the transaction was committed
 
 
 class Tracked:
-    """A log that has seen a producer with an id."""
+    """A log that has batches of producers with an id."""
 
     __slots__ = ("bytes_since", "is_snapshot_due", "log", "producers", "upto", "void")
 
@@ -49,7 +48,7 @@ class Tracked:
         self.upto = 0
         self.bytes_since = 0
         self.is_snapshot_due = False
-        self.void = RangeSet()  # found by a start: whoever was to be told may not have stored it
+        self.void = RangeSet()  # found at the start: the observer may not have stored it before the crash
 
 
 class Producers:
@@ -59,7 +58,7 @@ class Producers:
         self._shard = shard
         self._clock = clock
         self._tracked: dict[int, Tracked] = {}
-        self._watchers: dict[int, DiskObserver] = {}
+        self._watchers: dict[int, EndObserver] = {}
         self._ids = iter(range(0))
         self._reserving = asyncio.Lock()
         self._reserved = int.from_bytes(shard.state.get(PRODUCER_IDS, NEXT_ID) or b"\0", "big")
@@ -68,7 +67,7 @@ class Producers:
     # Opening.
 
     def load(self) -> None:
-        """Snapshots, and the batches after them. Logs that never saw a producer with an id are not read."""
+        """Load the snapshots and replay the batches after them. Logs without producer ids are not read."""
         for key, value in self._shard.state.items(PRODUCERS):
             log = self._shard.logs.get(int.from_bytes(key, "big"))
             if log is None:
@@ -80,24 +79,24 @@ class Producers:
             tracked.upto = snapshot.upto
             self._replay(tracked)
             self._hold(tracked)
-            log.set_retention_hold(HOLD, snapshot.upto)  # needed again after a kill before the next snapshot
+            log.set_retention_hold(HOLD, snapshot.upto)  # replayed after a crash before the next snapshot
 
     def _replay(self, tracked: Tracked) -> None:
-        """Up to a batch that cannot be read: who sent what behind it, and what of that was aborted, nobody knows any
-        more. All the other logs are not to wait for this one to be restored."""
+        """Replay up to the first damaged batch: producers and aborted transactions behind it are unknown, so the log is
+        served only up to there. The other logs must not wait until this one is restored."""
         log, now_ms = tracked.log, self._clock.now_ms()
         reached = max(tracked.upto, log.start_offset)
         try:
             for data, info in batches_from(log, tracked.upto):
                 reached = info.next_offset
-                self._take_in(tracked, data, info, now_ms)
+                self._apply(tracked, data, info, now_ms)
         except StorageError as error:
             damage = error if isinstance(error, CorruptLog) else CorruptLog(log.tail.folder, 0, str(error))
             log.damaged_from(reached, damage)
-            logger.error("%s is served up to offset %d, and takes no messages: %s", log.slug, reached, damage)
+            logger.error("%s is served up to offset %d and accepts no messages: %s", log.slug, reached, damage)
 
     @staticmethod
-    def _take_in(tracked: Tracked, data: bytes | memoryview, info: BatchInfo, now_ms: int) -> None:
+    def _apply(tracked: Tracked, data: bytes | memoryview, info: BatchInfo, now_ms: int) -> None:
         tracked.bytes_since += info.size
         if info.producer_id < 0 or info.base_offset < tracked.upto:
             return
@@ -112,7 +111,7 @@ class Producers:
     # Ids.
 
     async def new_id(self) -> int:
-        """A number no producer ever had: blocks of them are reserved durably before one is given out."""
+        """A producer id that was never used: ids are reserved durably in blocks before they are handed out."""
         async with self._reserving:
             producer_id = next(self._ids, None)
             if producer_id is None:
@@ -132,19 +131,20 @@ class Producers:
         partition: Partition,
         data: bytearray | memoryview,
         infos: list[BatchInfo],
-        with_it: Beside | None = None,
+        with_it: AddToEntry | None = None,
         *,
         from_zero: bool = False,
     ) -> Ticket:
-        """As Partition.append, for batches of which at least one has a producer id. A repeated batch is not stored
-        again: its ticket is the first one's, or one with the offset that the first one got. What `with_it` adds to
-        the entry of a new one is stored together with it, or not at all. With `from_zero` the first of a producer has
-        the number 0."""
+        """Like Partition.append, for one batch with a producer id.
+
+        A repeated batch is not stored again: its ticket is that of the first one, or has its offset. Changes that
+        `with_it` adds to the entry of a new batch are stored together with it. With `from_zero` the first batch of a
+        producer must have sequence number 0."""
         if len(infos) != 1:
-            raise InvalidInput("a producer with an id sends one batch for a partition at a time")
+            raise InvalidInput("an idempotent producer sends one batch per partition and request")
         [info] = infos
         if info.is_control:
-            raise InvalidInput("control batches are the broker's")
+            raise InvalidInput("clients may not send control batches")
         log = partition.log
         tracked = self._track(log)
         repeated = tracked.producers.check(info, from_zero=from_zero)
@@ -165,7 +165,7 @@ class Producers:
         return ticket
 
     def put_off(self, partition: Partition, info: BatchInfo) -> None:
-        """A batch was refused that is to come again: none behind it is taken before it."""
+        """A batch was refused and will be retried: later batches of its producer must not overtake it."""
         self._track(partition.log).producers.put_off(info, self._clock.now_ms())
 
     def _track(self, log: Log) -> Tracked:
@@ -176,10 +176,10 @@ class Producers:
         return tracked
 
     def _append_with(
-        self, tracked: Tracked, data: bytearray | memoryview, infos: list[BatchInfo], with_it: Beside | None
+        self, tracked: Tracked, data: bytearray | memoryview, infos: list[BatchInfo], with_it: AddToEntry | None
     ) -> Ticket:
-        """In one entry. The first such batch of a log says there that the log has producers from here on.
-        Until one of them is durable each does: the first may be refused and the second taken."""
+        """Append in an entry with other changes. The first such batch of a log also stores an empty snapshot, so that
+        the next start replays the log; until one is durable every batch does, as the first may fail."""
         log = tracked.log
         entry = self._shard.group()
         ticket = entry.append(log, data, infos)
@@ -211,7 +211,7 @@ class Producers:
             tracked.log.set_retention_hold(HOLD, ticket.base_offset)
         tracked.bytes_since += info.size
         if (is_first or tracked.bytes_since >= SNAPSHOT_BYTES) and not tracked.is_snapshot_due:
-            # Not yet: the log's end has passed all of this round, and the rest of it is still to be taken in here.
+            # Later: the log's end covers the whole round, but its other batches are not applied here yet.
             tracked.is_snapshot_due = True
             self._shard.defer(partial(self._snapshot_due, tracked))
 
@@ -223,7 +223,7 @@ class Producers:
     # Transactions.
 
     def ended(self, log: Log, producer_id: int, epoch: int, marker_offset: int, *, commit: bool) -> None:
-        """A marker is in the log."""
+        """The marker of a transaction is in the log."""
         tracked = self._tracked.get(log.id)
         if tracked is not None:
             void = tracked.producers.ended(producer_id, epoch, marker_offset, commit=commit)
@@ -231,8 +231,8 @@ class Producers:
                 watcher(void, commit)
             self._hold(tracked)
 
-    def watch(self, log: Log, watcher: DiskObserver) -> None:
-        """Called when a transaction has ended, before anybody is shown what was behind it. One for each log."""
+    def watch(self, log: Log, watcher: EndObserver) -> None:
+        """Register the one observer of a log: called when a transaction has ended, before readers see what follows."""
         self._watchers[log.id] = watcher
         tracked = self._tracked.get(log.id)
         if tracked is not None and tracked.void:
@@ -246,14 +246,14 @@ class Producers:
         return tracked.producers if tracked is not None else None
 
     def aborted(self, log_id: int) -> Aborts:
-        """The transactions of a log whose records nobody is shown."""
+        """The aborted transactions of a log: readers must skip their records."""
         producers = self.of(log_id)
         return producers.aborted if producers is not None else NO_ABORTS
 
     def _forget_aborted(self, log: Log, markers: Sequence[int]) -> Ticket | None:
-        """Compaction is about to drop them; see log/maintenance/abort_markers.py. Stored also if they were forgotten
-        before: perhaps what
-        was to say so was refused."""
+        """Compaction is about to drop the markers; see log/maintenance/abort_markers.py.
+
+        A snapshot is stored even if they were forgotten before: storing the last one may have failed."""
         tracked = self._tracked.get(log.id)
         if tracked is None or tracked.upto < 0:
             return None
@@ -266,17 +266,17 @@ class Producers:
     # Snapshots.
 
     def snapshot_all(self) -> None:
-        """Before the broker stops."""
+        """Call it before the broker stops."""
         for log_id in list(self._tracked):
-            self._look_after(log_id)
+            self._snapshot_or_forget(log_id)
 
-    async def snapshot_in_turns(self) -> None:
-        """Every SNAPSHOT_INTERVAL_S. There may be many logs with many producers: others are served in between."""
+    async def snapshot_cooperatively(self) -> None:
+        """Every SNAPSHOT_INTERVAL_S; yields to the event loop after each log, as there may be many."""
         for log_id in list(self._tracked):
-            self._look_after(log_id)
+            self._snapshot_or_forget(log_id)
             await asyncio.sleep(0)
 
-    def _look_after(self, log_id: int) -> None:
+    def _snapshot_or_forget(self, log_id: int) -> None:
         tracked = self._tracked.get(log_id)
         if tracked is None:
             return
@@ -286,7 +286,7 @@ class Producers:
             self.snapshot_of(tracked.log)
 
     def snapshot_of(self, log: Log) -> None:
-        """In the journal before whatever is staged next: a removal of records that only the log knows, say."""
+        """Stage a snapshot before the caller deletes records that it would otherwise be replayed from."""
         tracked = self._tracked.get(log.id)
         if tracked is not None and tracked.upto >= 0 and log.visible_end > tracked.upto:
             self._snapshot(tracked)
@@ -295,11 +295,11 @@ class Producers:
         del self._tracked[log_id]
         entry = self._shard.group()
         entry.delete(PRODUCERS, log_key(log_id))
-        with suppress(HeadraceError):  # the next start sees for itself that the log is gone
+        with suppress(HeadraceError):  # the next start notices that the log no longer exists
             entry.commit(lazy=True)
 
     def _snapshot(self, tracked: Tracked) -> None:
-        """Journaled, not synced for its own sake: an older snapshot only means more to replay."""
+        """Journaled, but not synced at once: an older snapshot only means more to replay."""
         with suppress(HeadraceError):
             self._store(tracked, lazy=True)
 
@@ -317,9 +317,9 @@ class Producers:
     @staticmethod
     def _snapshot_ended(tracked: Tracked, before: int, upto: int, ticket: Ticket) -> None:
         if ticket.error is None:
-            tracked.log.set_retention_hold(HOLD, upto)  # what is not in a snapshot yet is needed to replay
+            tracked.log.set_retention_hold(HOLD, upto)  # later batches are needed for replay
         else:
-            tracked.upto = before  # the next one says it all
+            tracked.upto = before  # the next snapshot covers it
 
 
 def batches_from(log: Log, offset: int) -> Iterator[tuple[bytes | memoryview, BatchInfo]]:

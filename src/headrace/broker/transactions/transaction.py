@@ -1,4 +1,4 @@
-"""What is known of one transactional id: its producer, and the transaction that is open."""
+"""One transactional id: its producer, its open transaction, and their stored form."""
 
 from typing import NamedTuple
 
@@ -11,14 +11,14 @@ EMPTY = "Empty"
 ONGOING = "Ongoing"
 COMMITTED = "CompleteCommit"
 ABORTED = "CompleteAbort"
-# As Kafka calls one that is decided while some of its partitions have no marker yet.
+# Kafka's names for a decided transaction while some partitions lack their markers.
 OWING = {COMMITTED: "PrepareCommit", ABORTED: "PrepareAbort"}
 
 Where = tuple[str, int]  # topic, partition
 
 
 class Instance(NamedTuple):
-    """A producer as it names itself; the next one of the same transactional id has a higher epoch, or another id."""
+    """One incarnation of a producer; the next one of a transactional id has a higher epoch or another producer id."""
 
     producer_id: int
     epoch: int
@@ -28,7 +28,7 @@ NOBODY = Instance(-1, -1)
 
 
 class OwedMarker(msgspec.Struct, frozen=True, array_like=True):
-    """The end of a transaction that a log has still to be told: it was damaged when the transaction ended."""
+    """A marker that could not be written because the log was damaged when the transaction ended."""
 
     topic: str
     partition: int
@@ -39,8 +39,8 @@ class OwedMarker(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Joined(msgspec.Struct, frozen=True, array_like=True):
-    """A partition that its first batch brought into a transaction, and opened that, perhaps. Kept by itself: all of
-    them anew with each would be quadratic."""
+    """A partition that its first batch added to a transaction (KIP-890), and perhaps opened it. Stored separately:
+    storing all partitions again with each new one would be quadratic."""
 
     producer_id: int
     epoch: int
@@ -64,7 +64,7 @@ class Saved(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Transaction:
-    """One transactional id. `partitions` and the rest are those of the transaction that is open."""
+    """One transactional id. `partitions`, `groups` and `offsets` belong to the open transaction."""
 
     def __init__(self, transactional_id: str, producer_id: int, timeout_ms: int) -> None:
         self.transactional_id = transactional_id
@@ -77,12 +77,12 @@ class Transaction:
         self.partitions: dict[Where, int] = {}  # to log id
         self.groups: set[str] = set()
         self.offsets: dict[tuple[str, str, int], Committed] = {}
-        self.ending: list[Committed] = []  # offsets of one whose end is on its way to the disk
-        self.busy = False  # a change is on its way to the disk
-        self.is_saved = True  # what is here is on the disk as well: a change that found no room is not
-        self.joined: dict[int, Where] = {}  # by log: those that came in with a batch, each kept as Joined
-        self.joining: set[Where] = set()  # not known to be on the disk yet
-        self.last = NOBODY  # who is still the rightful producer, though its epoch or id was moved on
+        self.ending: list[Committed] = []  # offsets of a transaction whose end is being stored
+        self.busy = False  # a change is being stored
+        self.is_saved = True  # False after a change that could not be stored
+        self.joined: dict[int, Where] = {}  # by log id: partitions added by a batch, each stored as Joined
+        self.joining: set[Where] = set()  # not durable yet
+        self.last = NOBODY  # the previous instance, which may still learn of the new epoch
         self.owed: list[OwedMarker] = []
         self.timer: Timer | None = None
 
@@ -92,7 +92,7 @@ class Transaction:
 
     @property
     def shown_state(self) -> str:
-        """As Kafka shows it: complete when whoever looks finds the markers where they belong."""
+        """The state as Kafka shows it: complete only when all markers are written."""
         return OWING.get(self.state, self.state) if self.owed or self.busy else self.state
 
     @property

@@ -1,4 +1,4 @@
-"""Files that readers beside the broker hold by a second name: what is past its time goes. See log/disk/paths.py."""
+"""Removes expired hard links: readers outside the broker (Spark) link the files they read, see log/disk/paths.py."""
 
 import asyncio
 
@@ -8,12 +8,12 @@ from headrace.log.disk.disk import Disk
 from headrace.log.disk.paths import HELD, held_until
 
 
-async def sweep_held(disk: Disk, root: str, clock: Clock) -> list[str]:
-    """A reader releases what it held; one that died cannot, and would fill the disk."""
-    return await asyncio.to_thread(_sweep, disk, f"{root}/{HELD}", clock.now_ms())
+async def remove_expired_links(disk: Disk, root: str, clock: Clock) -> list[str]:
+    """Remove the links of readers that died before releasing them, so that they do not fill the disk."""
+    return await asyncio.to_thread(_remove, disk, f"{root}/{HELD}", clock.now_ms())
 
 
-def _sweep(disk: Disk, folder: str, now_ms: int) -> list[str]:
+def _remove(disk: Disk, folder: str, now_ms: int) -> list[str]:
     if not disk.exists(folder):
         return []
     old = [name for name in disk.listdir(folder) if (until := held_until(name)) is not None and until < now_ms]
@@ -25,11 +25,11 @@ def _sweep(disk: Disk, folder: str, now_ms: int) -> list[str]:
                 disk.unlink(f"{folder}/{name}/{file}")
             disk.rmdir(f"{folder}/{name}")
         except FileNotFoundError:
-            continue  # a reader swept it at the same time
-        except OSError as error:  # a reader of another user made it, perhaps: the others go all the same
+            continue  # a reader removed it at the same time
+        except OSError as error:  # perhaps another user's: remove the others all the same
             barred = error
             continue
         gone.append(name)
     if barred is not None:
-        raise StorageError(f"{barred.filename or folder} is held past its time and cannot be removed: {barred}")
+        raise StorageError(f"{barred.filename or folder} has expired and cannot be removed: {barred}")
     return gone

@@ -1,7 +1,7 @@
-"""Gives the disk back what queues have settled: whole segments, and what lies around a stuck message.
+"""Reclaims the disk space of settled messages: deletes whole segments, and rewrites segments around a stuck message.
 
-The pure functions decide, Reclaim acts, now and then, one log at a time. History that somebody asked to keep
-(x-retain-ms, x-retain-bytes), or that a cursor holds, stays.
+The pure functions decide, `Reclaim` acts, periodically and one log at a time. Settled history that the queue is to
+keep (x-retain-ms, x-retain-bytes), or that a cursor pins, stays.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from headrace.log.segments.segment import Segment
 from headrace.log.shard import Shard
 from headrace.record.types import BatchInfo
 
-EMPTY_BYTES_MIN = 1 << 20  # an empty queue with less than this on disk is left alone
+EMPTY_BYTES_MIN = 1 << 20  # an empty queue with less than this on disk is not touched
 REWRITE_BYTES_MIN = 1 << 20
-LIVE_SHARE_MAX = 0.25  # a sealed segment with fewer live records than this is written anew
+LIVE_SHARE_MAX = 0.25  # a sealed segment with fewer live records than this is rewritten
 
 
 class Retain(NamedTuple):
@@ -38,7 +38,7 @@ class Retain(NamedTuple):
 def settled_start(
     segments: Sequence[Segment], *, low: int, end: int, holds: Iterable[int], retain: Retain, now_ms: int
 ) -> int:
-    """The offset before which whole segments may go; 0 when none may. All below low is settled."""
+    """The offset before which whole segments may be deleted; 0 if none. Everything below `low` is settled."""
     start = 0
     low = min([low, *holds])
     total = sum(segment.size for segment in segments)
@@ -57,7 +57,7 @@ def settled_start(
 
 
 def mostly_settled(segments: Sequence[Segment], settled: RangeSet, holds: Iterable[int]) -> list[list[Segment]]:
-    """Runs of sealed neighbours worth rewriting as one: large, and few of their records are still wanted."""
+    """Runs of adjacent sealed segments that are large and have few live records: each is rewritten as one."""
     hold = min(holds, default=None)
     runs: list[list[Segment]] = [[]]
     for segment in segments:
@@ -75,7 +75,7 @@ Keep = Callable[[memoryview, BatchInfo], list[int] | None]
 
 
 def keep_unsettled(settled: RangeSet) -> Keep:
-    """A filter for rewriting, on a copy of the set: it runs in another thread."""
+    """A filter for rewriting. It uses a copy of the set, because it runs in another thread."""
     copy = RangeSet(list(settled))
 
     def keep(_data: memoryview, info: BatchInfo) -> list[int] | None:
@@ -112,20 +112,20 @@ class Reclaim:
         async for policy, view in turns.each(list(self._hosts.own_views())):
             try:
                 if not view.log.is_closed:
-                    await self._look_after(view, Retain(policy.retain_ms, policy.retain_bytes))
-            except HeadraceError as error:  # one that is damaged must not keep the room of all those behind it
+                    await self._reclaim(view, Retain(policy.retain_ms, policy.retain_bytes))
+            except HeadraceError as error:  # a damaged log must not stop the others
                 if not view.log.is_closed:
                     failed = failed or error
         if failed is not None:
             raise failed
 
-    async def _look_after(self, view: View, retain: Retain) -> None:
+    async def _reclaim(self, view: View, retain: Retain) -> None:
         log = view.log
         start = self._start(view, retain)
         if start > log.start_offset and await self._moves_are_stored(view):
             await self._delete_before(view, min(start, self._start(view, retain)))
         if not retain.is_wanted:
-            # Their files may be on their way out: what lies before the start is not looked at again.
+            # Segments before the start are being deleted already.
             wanted = [segment for segment in log.segments if segment.next_offset > log.start_offset]
             for run in mostly_settled(wanted, view.settled, log.holds.values()):
                 keep = keep_unsettled(view.settled)
@@ -134,7 +134,7 @@ class Reclaim:
                 await self._rewrite(view, run, keep)
 
     def _start(self, view: View, retain: Retain) -> int:
-        """To be asked again after waiting: somebody may have come to hold what was free."""
+        """Compute it again after each await: a new pin may hold what was free."""
         log = view.log
         return settled_start(
             log.segments,
@@ -153,8 +153,10 @@ class Reclaim:
             self.bytes_freed += max(0, before - log.size_bytes)
 
     async def _moves_are_stored(self, view: View) -> bool:
-        """Settled is also what is on its way to another queue, and only when that is on disk may its old place go:
-        a kill, or a disk that is full, would leave it in neither. False: not now."""
+        """Wait until moves to other queues are durable; False if they are not.
+
+        A message that is being moved counts as settled here. Its old copy may be deleted only when the new one is on
+        disk: a crash or a full disk would otherwise leave it in neither queue."""
         try:
             await self._hosts.flushes.wait_all_durable()
         except HeadraceError:

@@ -1,4 +1,4 @@
-"""Retention, compaction and cursors past their age, for every log, now and then."""
+"""Housekeeping: periodic retention, compaction, expiry of cursors, and tasks that other components add."""
 
 import asyncio
 import logging
@@ -24,15 +24,15 @@ class Housekeeping:
         self._cursors = cursors
         self._stats = stats
         self._clock = clock
-        self._chores: list[Callable[[], Awaitable[object]]] = []
+        self._tasks: list[Callable[[], Awaitable[object]]] = []
 
-    def also(self, chore: Callable[[], Awaitable[object]]) -> None:
-        """Something else that wants doing now and then."""
-        self._chores.append(chore)
+    def add_task(self, task: Callable[[], Awaitable[object]]) -> None:
+        """Run `task` in every round of housekeeping, after retention."""
+        self._tasks.append(task)
 
     async def run(self, interval_s: float) -> None:
-        """Compaction beside the rest: one that takes an hour must not keep the disk from being emptied elsewhere. Nor
-        must a chore that waits for room."""
+        """Compaction runs beside the rest: one that takes an hour must not stop retention. Nor must a task that waits
+        for free disk space."""
         compacting: asyncio.Task[None] | None = None
         emptying: asyncio.Task[None] | None = None
         try:
@@ -56,30 +56,30 @@ class Housekeeping:
 
     async def _make_room(self) -> None:
         self._stats.maintenance_runs += 1
-        await self._safely(self._expire_cursors)  # a full disk keeps them: retention is what makes room there
+        await self._safely(self._expire_cursors)  # may fail on a full disk; retention below frees space
         await self._each_log(self._apply_retention)
         self._shard.maintenance.sweep()
-        for chore in self._chores:
-            await self._safely(chore)
+        for task in self._tasks:
+            await self._safely(task)
 
     async def _compact_all(self) -> None:
         await self._each_log(self._compact_if_due)
 
-    async def _each_log(self, chore: Callable[[Log], Awaitable[None]]) -> None:
+    async def _each_log(self, task: Callable[[Log], Awaitable[None]]) -> None:
         for stream in self._streams:
             for partition in stream.partitions:
                 if not stream.is_deleted:
-                    await self._log_safely(partition.log, chore)
-            await asyncio.sleep(0)  # thousands of logs must not keep the loop to themselves
+                    await self._log_safely(partition.log, task)
+            await asyncio.sleep(0)  # thousands of logs must not block the event loop
 
     async def _expire_cursors(self) -> None:
         for name in await self._cursors.expire():
             logger.info("cursor %r was not moved for its maximum age and is dropped", name)
 
-    async def _safely(self, chore: Callable[[], Awaitable[object]]) -> None:
-        """Whatever fails is said and counted, and the rest is done: without housekeeping the disk fills up."""
+    async def _safely(self, task: Callable[[], Awaitable[object]]) -> None:
+        """Log and count a failure, and continue: without housekeeping the disk fills up."""
         try:
-            await chore()
+            await task()
         except HeadraceError as error:
             self._stats.maintenance_errors += 1
             logger.error("housekeeping failed: %s", error)
@@ -87,10 +87,10 @@ class Housekeeping:
             self._stats.maintenance_errors += 1
             logger.exception("housekeeping failed")
 
-    async def _log_safely(self, log: Log, chore: Callable[[Log], Awaitable[None]]) -> None:
-        """One log that is damaged must not keep retention from all those behind it."""
+    async def _log_safely(self, log: Log, task: Callable[[Log], Awaitable[None]]) -> None:
+        """A damaged log must not stop retention of the others."""
         try:
-            await chore(log)
+            await task(log)
         except HeadraceError as error:
             self._stats.maintenance_errors += 1
             if not log.is_closed:
@@ -102,7 +102,7 @@ class Housekeeping:
             await ticket
 
     async def _begin_retention(self, log: Log) -> None:
-        """It goes on when it is stored: see Intake.let_starts_pass."""
+        """Start retention without waiting for it: see RoundScheduler.let_starts_pass."""
         self._shard.maintenance.apply_retention(log, self._clock.now_ms())
 
     async def _compact_if_due(self, log: Log) -> None:
@@ -116,5 +116,5 @@ class Housekeeping:
         done: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
         self._shard.maintenance.compact(log, lambda _gain, error: None if done.done() else done.set_result(error))
         error = await done
-        if error is not None and not isinstance(error, Conflict):  # somebody else rewrites it: another time
+        if error is not None and not isinstance(error, Conflict):  # it is being rewritten: next time
             raise StorageError(f"compaction of {log.slug} failed: {error}") from error

@@ -55,7 +55,7 @@ class SegmentUpkeep:
             )
             return _gain(*await done, what=f"segment {base}")
         finally:
-            self._uploads.let_go([upload])
+            self._uploads.release([upload])
 
     async def archive(self, partition: Partition, base: int, generation: int) -> Gain:
         """Make a Parquet file the next generation of a sealed segment.
