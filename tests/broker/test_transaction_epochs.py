@@ -110,7 +110,7 @@ async def test_d9_a_batch_that_comes_again_after_one_that_found_no_room_brings_i
         with pytest.raises(DiskFull):
             await write(broker, producer)
         disk.full = False
-        broker.shard.checkpoints.tick()  # sees that there is room again
+        broker.shard.tick_writes()  # sees that there is room again
         await write(broker, producer)
     async with opened(tmp_path) as broker:
         assert broker.coordination.transactions.get("x").partitions == {("t", 0): log_of(broker).id}
@@ -255,7 +255,7 @@ async def test_nobody_is_told_of_an_end_that_is_not_on_the_disk(tmp_path: Path) 
         with pytest.raises(DiskFull):
             await ending
         disk.full = False
-        broker.shard.checkpoints.tick()
+        broker.shard.tick_writes()
         await write(broker, producer, 1)
         assert await end(broker, producer) == next_of(producer)
         assert log_of(broker).stable_end == log_of(broker).visible_end == 3
@@ -367,7 +367,7 @@ async def test_a_last_end_that_found_no_room_leaves_the_producer_its_id(tmp_path
         with pytest.raises(DiskFull):
             await ending
         disk.full = False
-        broker.shard.checkpoints.tick()
+        broker.shard.tick_writes()
         await write(broker, producer, 1)
         following = await end(broker, producer)
         assert following.epoch == 0 and log_of(broker).stable_end == 3

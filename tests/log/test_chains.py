@@ -179,10 +179,10 @@ def test_jobs_and_chains_take_turns_in_the_order_in_which_they_came(file: int) -
 
     def ended(_ran: object, _error: BaseException | None) -> None:
         seen.append("chain ends")
-        lane.leave()
+        lane.release_turn()
 
     lane.submit(lambda: seen.append("first works"), note("first is told"))
-    lane.enter(chain)
+    lane.take_turn(chain)
     lane.submit(lambda: seen.append("last works"), note("last is told"))
     while worker.pump():
         pass
@@ -255,7 +255,7 @@ def test_a_large_round_does_not_put_off_the_sync_of_settles(bench: Bench) -> Non
     shard.pump()
     assert shard.journal.is_unsynced
     bench.append(1, [bytes(10_000)])
-    assert not shard.journal.is_unsynced or shard.unsynced_since is not None
+    assert not shard.journal.is_unsynced or shard.scheduler.has_unsynced_changes
 
 
 @pytest.mark.parametrize(("logs", "is_chain"), [(CHAIN_LOGS_MAX, True), (CHAIN_LOGS_MAX + 1, False)])

@@ -396,7 +396,7 @@ def test_what_was_staged_for_a_deleted_log_is_counted_off_once_though_the_round_
     shard.pump()
     broken = raises(OSError(errno.EIO, "input/output error"))
     monkeypatch.setattr(shard.committer, "plan", lambda round_: (plan if first in tickets(round_) else broken)(round_))
-    shard.intake.journal_freed()
+    shard.scheduler.on_journal_freed()
     shard.pump()
     assert first.error is None and isinstance(gone.error, LogClosed) and isinstance(failed.error, StorageFailed)
     assert shard.pending_bytes == 0

@@ -125,7 +125,7 @@ def test_what_was_staged_for_a_deleted_log_is_left_out_and_the_rest_of_its_group
     assert both.error is None and mine.base_offset == 0 and gone.base_offset == -1
     assert isinstance(alone.error, LogClosed)
     assert nothing.done and nothing.error is None, "a group of nothing was not deleted"
-    assert kept.visible_end == 1 and shard.intake.pending_bytes == 0
+    assert kept.visible_end == 1 and shard.staging.pending_bytes == 0
 
 
 def test_who_hears_that_its_log_is_deleted_may_stage_something_else_at_once(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_who_hears_that_its_log_is_deleted_may_stage_something_else_at_once(tmp_
     shard.delete_log(2)
     shard.pump()
     assert [ticket.base_offset for ticket in later] == [0]
-    assert shard.intake.is_idle and shard.intake.pending_bytes == 0
+    assert shard.scheduler.is_idle and shard.staging.pending_bytes == 0
 
 
 def test_a_log_that_is_written_past_the_journal_makes_no_sync_of_a_round(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_a_path_outside_of_the_folder_is_refused(pair: Pair, path: str) -> None:
 
 def test_a_gap_in_the_changes_is_noticed(pair: Pair) -> None:
     pair.send()
-    with pytest.raises(OutOfStep, match="was due"):
+    with pytest.raises(OutOfStep, match="was expected"):
         pair.give(pack(Kind.CREATE, pair.standby.position + 2, 1, b"a"))
 
 
@@ -355,7 +355,7 @@ def test_a_folder_that_was_served_is_not_overwritten_without_being_asked(pair: P
     pair.other.close(prepare(pair.other, pair.copy))  # a standby's own may go on
     shard, _ = Shard.open(pair.copy, clock=SystemClock())
     shard.close()
-    with pytest.raises(Conflict, match="was served since"):
+    with pytest.raises(Conflict, match="has served it since"):
         prepare(pair.other, pair.copy)
     pair.other.close(prepare(pair.other, pair.copy, overwrite=True))
 

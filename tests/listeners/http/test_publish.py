@@ -372,7 +372,7 @@ def test_publishers_are_turned_away_while_the_disk_does_not_keep_up(own: type[Li
     server.publish("t", {"value": 1})
 
     async def behind(size: int) -> None:
-        server.broker.shard.intake.pending_bytes += size
+        server.broker.shard.staging.pending_bytes += size
 
     server.call(behind(1 << 30))
     answer = server.client.post("/topics/t/messages", json={"value": 2})

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from headrace.errors import CorruptJournal, StorageError, StorageFailed
+from headrace.log.commit.file_ends import JournalEnd
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk, FileId, read_whole
-from headrace.log.disk.file_ends import JournalEnd
 from headrace.log.segments import index
 from headrace.record.batch.crc32c import crc32c
 

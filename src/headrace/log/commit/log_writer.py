@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import NamedTuple
 
 from headrace.clock import Clock
+from headrace.log.commit.file_ends import TailEnd
 from headrace.log.disk import paths
 from headrace.log.disk.file_cache import FileCache
-from headrace.log.disk.file_ends import TailEnd
 from headrace.log.segments import index
 from headrace.log.segments.segment import AGE_UNKNOWN, SavedWriter, Segment, SegmentWriter
 from headrace.log.settings import StreamSettings
@@ -148,7 +148,7 @@ class Tail(TailEnd):
         had_some = saved.state is not None and saved.state.position > 0
         return self.segments[-1].data_path if had_some and self.writer is saved.writer else None
 
-    def broke_off(self) -> None:
+    def mark_torn(self) -> None:
         """A write behind what is there, in a chain: nobody knows how much of it is in the file."""
         assert self.writer is not None
         self.writer.is_torn = True

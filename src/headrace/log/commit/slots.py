@@ -12,8 +12,8 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from headrace.log.commit.file_ends import JOURNAL_ID, SlotFile
 from headrace.log.disk.disk import Disk, FileId, read_whole
-from headrace.log.disk.file_ends import JOURNAL_ID, SlotFile
 from headrace.log.segments import index
 from headrace.record.batch.crc32c import crc32c
 

@@ -246,7 +246,7 @@ def produce(listener, Request request not None):
         connection.is_publisher = True
         listener.flow.published(connection)
     broker = listener.broker
-    if broker.shard.intake.pending_bytes > broker.pressure.limits.pending_bytes:
+    if broker.shard.staging.pending_bytes > broker.pressure.limits.pending_bytes:
         connection.throttle(1000)
     view = memoryview(request.buffer)
     if request.size > LOOP_PLAIN_BYTES:
