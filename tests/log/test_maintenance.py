@@ -435,7 +435,7 @@ def test_a_start_that_cannot_pass_is_staged_once_however_often_it_is_asked_for(u
     assert ticket is not None and ticket.done and ticket.error is None and log.start_offset > 0
 
 
-def test_whoever_cannot_pass_a_round_is_told_when_the_broker_stops(unpassable: Bench) -> None:
+def test_start_moves_that_cannot_pass_a_stuck_round_fail_when_the_broker_stops(unpassable: Bench) -> None:
     """It was neither of the round nor behind it just then."""
     shard = unpassable.shard
     ticket = shard.maintenance.starts.retire_before(shard.log(1), 9)

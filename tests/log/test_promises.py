@@ -29,7 +29,7 @@ def test_other_processes_see_an_append_by_the_time_it_is_confirmed(bench: Bench)
     shard.close()
 
 
-def test_async_is_durable_after_so_many_bytes_whatever_the_interval(bench: Bench) -> None:
+def test_async_records_are_synced_after_flush_bytes_whatever_the_interval(bench: Bench) -> None:
     stream = StreamSettings(write_mode="async", flush_interval_ms=0, flush_bytes=1000)
     shard = bench.open(stream=stream)
     log = shard.log(1)

@@ -269,9 +269,7 @@ def read_header(disk: Disk, path: str) -> tuple[int, int] | None:
     if crc != crc32c(raw[:-_CRC_BYTES]):
         return None
     if magic != FILE_MAGIC:  # intact but of another format: not damage, so nothing of it may be dropped
-        raise StorageError(
-            f"{path} is of a newer version of Headrace: start that version, or restore an older backup"
-        )
+        raise StorageError(f"{path} is of a newer version of Headrace: start that version, or restore an older backup")
     return number, first
 
 

@@ -22,7 +22,7 @@ class Worker(Protocol):
         """Run job elsewhere, then done(result, error) on the owner thread. Jobs run in order, one at a time."""
 
     def close(self) -> None:
-        """Finish what was submitted, then stop."""
+        """Finish the submitted jobs, then stop."""
 
 
 class Confirmation(Protocol):
