@@ -74,7 +74,7 @@ def test_every_step_is_carried_out_in_order(runner: Runner, file: int) -> None:
     assert os.pread(file, 10_000, 0) == b"new" + b"".join(pieces)[2:]
 
 
-def test_the_first_error_ends_it(runner: Runner, file: int) -> None:
+def test_the_first_error_ends_the_chain(runner: Runner, file: int) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     try:
         steps = [Step(file, [b"first"], 0), Step(full, [b"no room"], 0), Step(file, [b"never"], 0)]
@@ -84,7 +84,7 @@ def test_the_first_error_ends_it(runner: Runner, file: int) -> None:
         os.close(full)
 
 
-def test_a_sync_that_fails_ends_it(runner: Runner, file: int) -> None:
+def test_a_failed_sync_ends_the_chain(runner: Runner, file: int) -> None:
     reader, writer = os.pipe()  # has nothing to sync
     try:
         steps = [Step(file, [b"a"], 0), Step(writer, None), Step(file, [b"b"], 0)]
@@ -244,7 +244,7 @@ def test_a_chain_that_cannot_start_stops_the_log_and_leaves_no_waiter(
     assert told == [None], "the executor is free again"
 
 
-def test_a_large_round_does_not_put_off_the_sync_of_settles(bench: Bench) -> None:
+def test_a_large_round_does_not_postpone_the_sync_of_settles(bench: Bench) -> None:
     """The round bypasses the journal, and used to report that everything before it was synced."""
     shard = bench.open()
     for size in (1, 10_000, 10_000):  # the names are durable: large rounds are chains
@@ -280,9 +280,7 @@ def test_a_round_of_very_many_logs_is_not_planned_on_the_owner_thread(bench: Ben
     [(10, "sync"), (300_000, "sync"), (10, "async")],
     ids=["through the journal", "past the journal", "past the journal and synced later"],
 )
-def test_rounds_go_through_the_engine_where_a_loop_can_watch_it(
-    tmp_path: Path, size: int, write_mode: WriteModeName
-) -> None:
+def test_rounds_use_the_io_thread_if_a_loop_can_watch_it(tmp_path: Path, size: int, write_mode: WriteModeName) -> None:
     """They also leave the same files as a round of the worker."""
 
     async def append(watched: bool) -> bytes:

@@ -38,7 +38,7 @@ def descriptors_run_out(disk: SimulatedDisk, *, after: int) -> Iterator[None]:
     disk.files_limit = 1 << 30
 
 
-def test_without_a_descriptor_for_the_next_journal_file_a_round_is_refused_and_no_more(
+def test_without_a_descriptor_for_the_next_journal_file_only_the_round_is_refused(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Descriptors may become free again, while a failed broker would refuse everything until its restart."""
@@ -66,7 +66,7 @@ def test_without_a_descriptor_for_the_next_journal_file_a_round_is_refused_and_n
 
 
 @pytest.mark.parametrize("size", [900, 3000], ids=["journalled", "direct"])
-def test_without_a_descriptor_for_the_next_segment_a_round_waits_or_is_refused_and_no_more(size: int) -> None:
+def test_without_a_descriptor_for_the_next_segment_a_round_only_waits_or_is_refused(size: int) -> None:
     """Nor does it need a descriptor to undo a write that was not made."""
     disk = SimulatedDisk()
     bench = Bench("/data", disk)
@@ -89,7 +89,7 @@ def test_without_a_descriptor_for_the_next_segment_a_round_waits_or_is_refused_a
 
 
 @pytest.mark.parametrize("second", [False, True], ids=["its folder", "another file"])
-def test_a_round_that_was_written_and_then_finds_no_descriptor_can_still_be_taken_back(second: bool) -> None:
+def test_a_written_round_that_finds_no_descriptor_can_still_be_rolled_back(second: bool) -> None:
     """Its first file was synced and closed to free a descriptor, and truncating that file needed one again."""
     disk = SimulatedDisk()
     bench = Bench("/data", disk)
@@ -136,7 +136,7 @@ def test_without_a_descriptor_for_a_flush_an_async_log_is_flushed_when_there_is_
     shard.close()
 
 
-def test_an_async_log_of_a_checkpoint_that_was_refused_is_flushed_in_its_time() -> None:
+def test_an_async_log_is_flushed_on_time_after_a_refused_checkpoint() -> None:
     """It was on no list any more, and only the next checkpoint synced it."""
     disk = SimulatedDisk()
     bench = Bench("/data", disk)
@@ -169,7 +169,7 @@ def test_a_journal_file_whose_name_cannot_be_synced_is_not_left_behind() -> None
 
 @pytest.mark.parametrize("has_one", [False, True], ids=["the first segment", "the next segment"])
 @pytest.mark.parametrize("calls", range(12))
-def test_a_round_that_begins_a_segment_is_stored_or_refused_whenever_the_descriptors_run_out(
+def test_a_round_that_rolls_a_segment_is_stored_or_refused_whenever_descriptors_run_out(
     has_one: bool, calls: int
 ) -> None:
     """There was a descriptor for the new file and none for the folder: syncing the undo needed one more."""
@@ -217,7 +217,7 @@ def test_a_folder_is_made_without_a_descriptor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("calls", range(36))
-def test_a_compaction_is_done_or_given_up_whenever_the_descriptors_run_out(calls: int) -> None:
+def test_a_compaction_succeeds_or_is_abandoned_whenever_descriptors_run_out(calls: int) -> None:
     """The new segment had its name and the folder could not be synced: the shard had failed, and with it all logs."""
     disk = SimulatedDisk()
     bench = Bench("/data", disk)

@@ -152,7 +152,7 @@ def test_settles_are_journaled_at_once_and_synced_later(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("interval_s", [1, 5, 30, 0])
-def test_the_settle_interval_is_a_choice_and_zero_is_only_on_stop(bench: Bench, interval_s: int) -> None:
+def test_the_settle_interval_can_be_set_and_zero_means_only_on_stop(bench: Bench, interval_s: int) -> None:
     shard = bench.open(settings=msgspec.structs.replace(SMALL, settle_sync_interval_ms=interval_s * 1000))
     group = shard.group()
     group.put("settles", b"q", b"1")
@@ -206,7 +206,7 @@ class NoRoomForJournals(RealDisk):
         return super().open(path, create=create, exclusive=exclusive, readonly=readonly)
 
 
-def test_the_next_file_of_the_journal_is_made_before_a_round_needs_it(tmp_path: Path) -> None:
+def test_the_next_journal_file_is_made_before_a_round_needs_it(tmp_path: Path) -> None:
     """64 MB of zeros take a tenth of a second, for which the clients of the round would wait."""
     disk = NoRoomForJournals()
     bench = Bench(tmp_path, disk)
@@ -230,7 +230,7 @@ def test_the_next_file_of_the_journal_is_made_before_a_round_needs_it(tmp_path: 
     shard.close()
 
 
-def test_no_room_to_make_a_file_of_the_journal_ahead_is_no_failure(tmp_path: Path) -> None:
+def test_making_a_journal_file_ahead_without_room_is_no_failure(tmp_path: Path) -> None:
     disk = NoRoomForJournals()
     bench = Bench(tmp_path, disk)
     shard = bench.open()
@@ -250,7 +250,7 @@ def test_no_room_to_make_a_file_of_the_journal_ahead_is_no_failure(tmp_path: Pat
     shard.close()
 
 
-def test_an_idle_log_looks_at_the_room_of_its_disk_once_a_second(tmp_path: Path) -> None:
+def test_an_idle_shard_checks_the_free_disk_space_once_a_second(tmp_path: Path) -> None:
     disk = RealDisk()
     looks: list[str] = []
     disk.free_bytes = lambda path: looks.append(path) or (1 << 40)  # type: ignore[method-assign, func-returns-value]
@@ -330,7 +330,7 @@ def test_a_batch_over_the_streams_limit_is_refused(bench: Bench) -> None:
     shard.close()
 
 
-def test_a_closed_shard_takes_no_more(bench: Bench) -> None:
+def test_a_closed_shard_refuses_appends(bench: Bench) -> None:
     shard = bench.open()
     log = shard.log(1)
     shard.close()
@@ -493,7 +493,7 @@ def test_a_failure_during_the_last_checkpoint_is_reported(bench: Bench, monkeypa
         shard.close()
 
 
-def test_a_round_on_its_way_into_the_segments_does_not_lack_room(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_being_applied_is_not_waiting_for_disk_space(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker stops while the worker is at it: the round was refused, and the stop no clean one."""
     shard = bench.open(1, 2)
     tail, data, group = shard.log(1).tail, batch([b"a"]), shard.group()

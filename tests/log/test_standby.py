@@ -54,7 +54,7 @@ NO_BROKERS = [
 
 
 class Pair:
-    """A folder that is watched and one that follows it."""
+    """An observed folder and a standby that follows it."""
 
     folder = "one"
 
@@ -96,8 +96,8 @@ def pair(tmp_path: Path) -> Pair:
     return Pair(tmp_path)
 
 
-def test_a_disk_travels_to_other_processes(tmp_path: Path) -> None:
-    """Spark sends one to its workers."""
+def test_a_disk_can_be_pickled_for_other_processes(tmp_path: Path) -> None:
+    """Spark sends a disk to its executors."""
     disk = RealDisk()
     disk.open(str(tmp_path / "open here"), create=True)
     there = pickle.loads(pickle.dumps(disk))
@@ -131,13 +131,13 @@ def test_an_invalid_frame_raises_bad_frame(pair: Pair, frame: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", [*Kind, 99])
-def test_a_declared_length_is_checked_before_the_bytes_have_come(kind: int) -> None:
+def test_a_declared_length_is_checked_before_the_bytes_arrive(kind: int) -> None:
     most = 1 << 28 if kind == Kind.LISTING else 1 << 20
     with pytest.raises(BadFrame):
         list(FrameReader().feed(pack(kind, 1)[:-4] + (most + 1).to_bytes(4, "little")))
 
 
-def test_a_leader_that_sends_anything_at_all_breaks_nothing_of_ours(pair: Pair) -> None:
+def test_arbitrary_frames_of_a_leader_cause_no_other_error_than_bad_frame(pair: Pair) -> None:
     pair.send()
     random = Random(7)
     names = ["", "a", "b", "a/c", "a/c/d", "b/e", "..", "/", "lock", "standby", "\0", "x" * 300, "tiers/f"]
@@ -256,7 +256,7 @@ def test_removing_a_folder_removes_copied_files_of_another_process(pair: Pair) -
     assert not Path(pair.copy, paths.TIERS, "1-t").exists()
 
 
-def test_a_folder_may_be_the_root_of_a_filesystem(tmp_path: Path) -> None:
+def test_a_data_folder_may_be_a_mount_point(tmp_path: Path) -> None:
     for side in ("leader", "standby"):
         (tmp_path / side / "lost+found" / side).mkdir(parents=True)
     pair = Pair(tmp_path)
@@ -303,7 +303,7 @@ def test_a_standby_that_is_too_slow_is_lost_and_costs_no_more_memory(tmp_path: P
 
 
 def test_changes_sent_during_the_copy_take_no_memory(pair: Pair) -> None:
-    """It confirms nothing before it is in step, which may take hours."""
+    """A standby confirms nothing before it is in step, which may take hours."""
     for number in range(20):
         pair.write("a", b"%d" % number)
         pair.give(pair.feed.take())
@@ -343,7 +343,7 @@ def test_an_unfinished_copy_cannot_be_opened(pair: Pair) -> None:
         Inspector(pair.copy)
 
 
-def test_a_folder_that_was_served_is_not_overwritten_without_being_asked(pair: Pair) -> None:
+def test_a_folder_that_was_served_is_only_overwritten_on_request(pair: Pair) -> None:
     shard, _ = Shard.open(f"{pair.root}/x", clock=SystemClock())
     shard.close()
     with pytest.raises(Conflict, match="--overwrite"):
@@ -374,7 +374,7 @@ def test_a_folder_is_not_overwritten_through_a_link(tmp_path: Path) -> None:
     disk.close(prepare(disk, str(root_by_link), overwrite=True))
 
 
-def test_a_leader_that_was_started_on_another_folder_takes_nothing_away(pair: Pair) -> None:
+def test_a_leader_with_another_folder_does_not_replace_the_copy(pair: Pair) -> None:
     """For example after forgetting --data-dir: the standby would be emptied."""
     pair.write("a", b"all there is")
     pair.send()
@@ -391,7 +391,7 @@ def test_a_leader_that_was_started_on_another_folder_takes_nothing_away(pair: Pa
     assert pair.standby.is_in_step
 
 
-def test_the_copies_of_a_folder_have_its_name(pair: Pair) -> None:
+def test_copies_of_a_folder_share_its_id(pair: Pair) -> None:
     pair.send()
     name = follower.folder_id(pair.disk, pair.root)
     pair.send()
@@ -436,8 +436,8 @@ def test_a_confirm_waits_for_the_required_number_of_standbys(tmp_path: Path) -> 
     assert told == [0, 1, 2, 3]
 
 
-def test_zeros_are_not_sent_one_by_one(pair: Pair) -> None:
-    """New journals are made of nothing else: a queue that holds a few megabytes must not overflow with them."""
+def test_zeros_are_sent_as_a_count(pair: Pair) -> None:
+    """New journal files consist of zeros, which must not overflow a queue of a few megabytes."""
     pair.disk.watcher = None
     pair.write("before", bytes(3 << 20))
     pair.disk.watcher = pair.changes
@@ -483,7 +483,7 @@ def test_a_forked_child_can_close_the_folder_lock_whatever_other_threads_held(tm
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_an_open_file_is_known_by_its_last_name() -> None:
+def test_an_open_file_is_reported_under_its_last_name() -> None:
     names = OpenPaths()
     for file, path in ((3, "/d/a"), (4, "/d/a"), (5, "/d/b"), (6, "/e/c")):
         names.opened(file, path)
