@@ -16,7 +16,7 @@ from typing import NamedTuple
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk
 from headrace.log.disk.watcher import Bytes, OpenPaths
-from headrace.log.standby.frames import PIECE_BYTES, Kind, are_zeros, checksum, counted, pack
+from headrace.log.standby.frames import PIECE_BYTES, Kind, are_zeros, checksum, pack, zero_count
 from headrace.record.batch.crc32c import crc32c
 
 QUEUE_BYTES_MAX = 256 << 20
@@ -33,7 +33,7 @@ LEFT_OUT = frozenset(
 WRITTEN_BY_OTHERS = frozenset({paths.STAGING, paths.TIERS})
 
 
-class Item(NamedTuple):
+class Change(NamedTuple):
     sequence: int
     kind: Kind
     number: int
@@ -56,7 +56,7 @@ class RetainedChange(NamedTuple):
     crc: int
 
 
-class Mark(NamedTuple):
+class SentMark(NamedTuple):
     sequence: int
     bytes: int
     at_s: float
@@ -98,7 +98,7 @@ class Changes:
         self.sequence += 1
         if self.feeds:
             name = path.encode(errors="surrogateescape")
-            item = Item(self.sequence, kind, number, name, data, checksum(name, data, data_crc))
+            item = Change(self.sequence, kind, number, name, data, checksum(name, data, data_crc))
             for feed in self.feeds:
                 feed.put(item)
 
@@ -137,7 +137,7 @@ class Changes:
         for at in range(0, len(data), PIECE_BYTES):
             piece = data if len(data) <= PIECE_BYTES else data[at : at + PIECE_BYTES]
             if are_zeros(piece):
-                self._file(Kind.ZEROS, file, position + at, counted(piece))
+                self._file(Kind.ZEROS, file, position + at, zero_count(piece))
             else:
                 self._file(Kind.WRITE, file, position + at, piece)
 
@@ -147,7 +147,7 @@ class Changes:
             try:
                 self.wrote(file, [self.disk.pread(file, size, position)], position)
             except OSError as error:
-                self.give_up(f"a file cannot be read back after a failed write: {error}")
+                self.lose_all(f"a file cannot be read back after a failed write: {error}")
 
     def truncated(self, file: int, size: int) -> None:
         self._file(Kind.TRUNCATE, file, size)
@@ -181,7 +181,7 @@ class Changes:
             self._put(Kind.RENAME, old, data=new.encode(errors="surrogateescape"))
             for feed in self.feeds:
                 if feed.is_copying:
-                    feed.again.append((self.sequence, new))
+                    feed.renamed.append((self.sequence, new))
 
     def _send_content(self, feed: "StandbyFeed", name: str, path: str) -> None:
         try:
@@ -189,7 +189,7 @@ class Changes:
         except OSError as error:
             feed.lose(f"{path} cannot be read: {error}")
 
-    def give_up(self, reason: str) -> None:
+    def lose_all(self, reason: str) -> None:
         with self.lock:
             for feed in self.feeds:
                 feed.lose(reason)
@@ -209,14 +209,14 @@ class StandbyFeed:
         self._kept = kept
         self._wake = wake
         self._bytes_max = bytes_max
-        self._queue: deque[Item | Content] = deque()
+        self._queue: deque[Change | Content] = deque()
         self._reading = threading.Lock()
         self._queued_bytes = 0
         self._sent_bytes = 0
-        self._marks: deque[Mark] = deque()  # sent and not confirmed yet
+        self._marks: deque[SentMark] = deque()  # sent and not confirmed yet
         self._position = 0  # in the Content that is being sent
         self.is_waiting = False  # the sender wants to be woken
-        self.again: list[tuple[int, str]] = []  # (change, new path) of files renamed since the folder was listed
+        self.renamed: list[tuple[int, str]] = []  # (change, new path) of files renamed since the folder was listed
         self.is_copying = True
         self._copy_end = 0  # the last change before the copy was complete
         self.sent_in_step = False  # the standby was sent IN_STEP
@@ -226,7 +226,7 @@ class StandbyFeed:
         self.lost: str | None = None  # why the feed has ended
         self._copy: Iterator[bytes] = self._copied()
 
-    def put(self, item: Item | Content) -> None:
+    def put(self, item: Change | Content) -> None:
         if self.lost is not None:
             if isinstance(item, Content):
                 self._changes.disk.close(item.file)
@@ -265,10 +265,10 @@ class StandbyFeed:
 
     def take(self, bytes_max: int = 4 * PIECE_BYTES) -> bytes:
         """Frames of the queued changes, in order. Empty if there are none, or if a file has to be read first."""
-        items: list[Item] = []
+        items: list[Change] = []
         size = 0
         with self._changes.lock:
-            while self._queue and size < bytes_max and isinstance(item := self._queue[0], Item):
+            while self._queue and size < bytes_max and isinstance(item := self._queue[0], Change):
                 self._queue.popleft()
                 items.append(item)
                 size += _size(item)
@@ -291,7 +291,7 @@ class StandbyFeed:
         ):  # one mark for the whole copy, which may take hours: nothing is confirmed during it
             before = self._marks.pop()
             size, at_s = size + before.bytes, before.at_s
-        self._marks.append(Mark(self.sent, size, at_s))
+        self._marks.append(SentMark(self.sent, size, at_s))
 
     def wait(self) -> bool:
         """Arrange for the sender to be woken by the next change. False if there is one already."""
@@ -330,7 +330,7 @@ class StandbyFeed:
 
     def _chunk(self, position: int, path: bytes, data: bytes) -> bytes:
         if are_zeros(data):
-            return pack(Kind.ZERO_CHUNK, self.sent, position, path, counted(data))
+            return pack(Kind.ZERO_CHUNK, self.sent, position, path, zero_count(data))
         return pack(Kind.CHUNK, self.sent, position, path, data)
 
     def _copied(self) -> Iterator[bytes]:
@@ -345,17 +345,17 @@ class StandbyFeed:
                 path = waiting.popleft()
                 yield from self._file(path)
             with changes.lock:
-                if not self.again:
+                if not self.renamed:
                     self._copy_end = changes.sequence
                     self.is_copying = False
                     return
                 # Only after the rename was sent: it would replace the file copied under the new name by the standby's
                 # file of the old name, which may be incomplete.
-                again = [path for sequence, path in self.again if sequence <= self.sent]
-                self.again = self.again[len(again) :]
-            if not again:
+                ready = [path for sequence, path in self.renamed if sequence <= self.sent]
+                self.renamed = self.renamed[len(ready) :]
+            if not ready:
                 yield b""
-            for path in again:
+            for path in ready:
                 waiting += [found for found in _walk(changes, path) if not found.endswith("/")]
 
     def _file_size(self, path: str) -> int | None:
@@ -422,8 +422,8 @@ class StandbyFeed:
         return max(0.0, self._changes.monotonic() - self._marks[0].at_s) if self._marks else 0.0
 
 
-def _size(item: Item | Content) -> int:
-    return ITEM_BYTES + len(item.data) if isinstance(item, Item) else ITEM_BYTES
+def _size(item: Change | Content) -> int:
+    return ITEM_BYTES + len(item.data) if isinstance(item, Change) else ITEM_BYTES
 
 
 def _walk(changes: Changes, inner: str) -> Iterator[str]:

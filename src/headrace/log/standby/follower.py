@@ -253,17 +253,17 @@ class Standby:
         if frame.is_change:
             self._change(frame)
         elif frame.kind == Kind.HELLO:
-            self._begin(frame)
+            self._begin_copy(frame)
         elif frame.kind == Kind.LISTING:
             self.copy_bytes = frame.number
-            self._remove_others(_listed(frame.data))
+            self._remove_unlisted(_listed(frame.data))
             self._is_listed = True
         elif frame.kind == Kind.BEGIN:
-            self._start(frame.path)
+            self._make_empty(frame.path)
         elif frame.kind in (Kind.CHUNK, Kind.ZERO_CHUNK):
             self._copied(frame.path, self._write(frame))
         elif frame.kind == Kind.IN_STEP:
-            self._finish()
+            self._finish_copy()
         elif frame.kind != Kind.HEARTBEAT:
             raise BadFrame(f"unknown frame kind {frame.kind}: the leader's version of Headrace differs")
 
@@ -275,7 +275,7 @@ class Standby:
             self._copied_unsynced = 0
             self._disk.sync(self._file(path))
 
-    def _begin(self, frame: Frame) -> None:
+    def _begin_copy(self, frame: Frame) -> None:
         folder = Hello.of(frame).folder
         if self._folder not in ("", folder):
             # Most likely the leader was started on an empty folder by mistake, and this copy is all there is.
@@ -290,7 +290,7 @@ class Standby:
         self.copied_bytes = self.copy_bytes = 0
         self._mark(COPYING)
 
-    def _finish(self) -> None:
+    def _finish_copy(self) -> None:
         """Sync everything, then mark the copy as complete."""
         if not self._is_listed:
             raise BadFrame("the leader reported a complete copy without having sent a listing")
@@ -299,7 +299,7 @@ class Standby:
         self._mark(IN_STEP)
         self.is_in_step = True
 
-    def _remove_others(self, listed: list[str]) -> None:
+    def _remove_unlisted(self, listed: list[str]) -> None:
         wanted = set(listed)
         for path in list(self._walk("")):
             if path in wanted:
@@ -318,7 +318,7 @@ class Standby:
             self._write(frame)
         elif kind == Kind.CREATE:
             if frame.number:
-                self._start(path)
+                self._make_empty(path)
             else:
                 self._file(path, create=True)
         elif kind == Kind.TRUNCATE:
@@ -390,7 +390,7 @@ class Standby:
         self._unsynced.add(path)
         self._known.pop(path, None)
 
-    def _start(self, path: str) -> None:
+    def _make_empty(self, path: str) -> None:
         """Make an empty file, in place of any old one."""
         self._forget(path)
         self._make_folder_of(path)

@@ -95,7 +95,8 @@ def are_zeros(data: bytes) -> bool:
     return _ZEROS_MIN <= len(data) <= len(_ZEROS) and data[-1] == 0 and data == _ZEROS[: len(data)]
 
 
-def counted(data: bytes) -> bytes:
+def zero_count(data: bytes) -> bytes:
+    """The data of a frame of zeros."""
     return _COUNT.pack(len(data))
 
 
