@@ -41,8 +41,8 @@ cdef class JournalEnd:
         self.bytes_written += size
 
     cpdef Step sync_step(self):
-        """The sync of everything written so far and of the step before it. None after a failed sync: `Journal.sync` then
-        raises."""
+        """The sync of everything written so far and of the step before it. None after a failed sync: `Journal.sync`
+        then raises."""
         return None if self._file is None or self._failure is not None else new_step(self._file, None, 0)
 
     cpdef object synced_all(self):

@@ -92,7 +92,6 @@ __all__ = [
     "PUT",
     "SHARED",
     "SHARED_FIELDS",
-    "STATE_FIELDS",
     "Bytes",
     "Committed",
     "LogEpochEnd",

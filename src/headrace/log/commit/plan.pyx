@@ -144,7 +144,8 @@ cdef class InlinePlan(Plan):
 
 
 cdef class DirectPlan(Plan):
-    """Bypasses the journal. Steps: a write for each log, a sync for each unless its write mode syncs later, the slots."""
+    """Bypasses the journal. Steps: a write for each log, a sync for each unless its write mode syncs later, the
+    slots."""
     cdef bint _syncs
 
     @classmethod

@@ -15,7 +15,8 @@ from headrace.record.batch.scan cimport number_run
 from collections import deque
 
 from headrace.errors import BatchTooLarge, LogClosed, Overloaded, StorageFailed
-from headrace.log.commit.journal_entry import APPEND, APPEND_FIELDS, END, END_FIELDS, SHARED, SHARED_FIELDS, STATE_FIELDS
+from headrace.log.commit.journal_entry import APPEND, APPEND_FIELDS, END, END_FIELDS, SHARED, SHARED_FIELDS
+from headrace.log.state.changes import STATE_FIELDS
 from headrace.log.write_mode import WRITE_MODES
 
 cdef enum:
@@ -113,7 +114,8 @@ cdef class LogEnd:
 
     @cython.nonecheck(True)
     cpdef tuple ends_at(self, long long next_offset):
-        """Content of the log's slot, as the fields of slots.Ends, once all records before next_offset are in segments."""
+        """Content of the log's slot, as the fields of slots.Ends, once all records before next_offset are in
+        segments."""
         cdef long long end = max(next_offset, self.start_offset), durable = end
         if not self._syncs_before_confirm or len(self.tail._written) > 0:
             durable = min(self.durable_end, end)
@@ -189,8 +191,8 @@ cdef class Unit:
 
 
 def resolve_all(list waiting not None, error=None):
-    """Resolve the tickets of units or parts. All of them are resolved even if a callback raises; then the first error is
-    raised."""
+    """Resolve the tickets of units or parts. All of them are resolved even if a callback raises; then the first error
+    is raised."""
     cdef Ticket ticket
     raised = None
     for one in waiting:
@@ -377,7 +379,8 @@ cdef bytes part_header(int kind, RoundPart part, uint32_t last):
 
 
 def encode(list parts not None, list changes not None, list ends not None):
-    """The body of a journal entry, as journal_entry.decode reads it. A buffer for several logs (fan-out) is stored once."""
+    """The body of a journal entry, as journal_entry.decode reads it. A buffer for several logs (fan-out) is stored
+    once."""
     cdef RoundPart part
     cdef list body = []
     cdef dict stored = {}

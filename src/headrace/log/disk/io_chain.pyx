@@ -117,7 +117,7 @@ cdef extern from *:
             if (step->count < 0) {
                 double began = headrace_now();
                 ran.error = headrace_sync(step->file, failed);
-                /* Another thread may have got the error of this file: the steps that follow must not treat it as durable. */
+                /* Another thread may have got this file's error: the steps that follow must not rely on it. */
                 if (!ran.error) ran.error = __atomic_load_n(failed, __ATOMIC_SEQ_CST);
                 ran.sync_s += headrace_now() - began;
             } else {

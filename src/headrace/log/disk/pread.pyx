@@ -1,5 +1,5 @@
-"""Reads that never wait for the disk, into memory that is not cleared first, and a test for whether one would wait. Used
-by disk.py and read/file_range.py only."""
+"""Reads that never wait for the disk, into memory that is not cleared first, and a test for whether one would wait.
+Used by disk.py and read/file_range.py only."""
 
 import os
 
