@@ -111,7 +111,7 @@ async def test_d9_a_batch_that_is_retried_after_a_full_disk_adds_its_partition(t
         with pytest.raises(DiskFull):
             await write(broker, producer)
         disk.full = False
-        broker.shard.checkpoints.tick()  # sees that there is room again
+        broker.shard.tick_writes()  # sees that there is room again
         await write(broker, producer)
     async with opened(tmp_path) as broker:
         assert broker.coordination.transactions.get("x").partitions == {("t", 0): log_of(broker).id}
@@ -256,7 +256,7 @@ async def test_an_end_is_not_visible_before_it_is_durable(tmp_path: Path) -> Non
         with pytest.raises(DiskFull):
             await ending
         disk.full = False
-        broker.shard.checkpoints.tick()
+        broker.shard.tick_writes()
         await write(broker, producer, 1)
         assert await end(broker, producer) == next_of(producer)
         assert log_of(broker).stable_end == log_of(broker).visible_end == 3
@@ -368,7 +368,7 @@ async def test_a_last_end_that_found_no_room_leaves_the_producer_its_id(tmp_path
         with pytest.raises(DiskFull):
             await ending
         disk.full = False
-        broker.shard.checkpoints.tick()
+        broker.shard.tick_writes()
         await write(broker, producer, 1)
         following = await end(broker, producer)
         assert following.epoch == 0 and log_of(broker).stable_end == 3

@@ -99,7 +99,7 @@ async def test_d9_a_partition_that_could_not_be_stored_is_not_in_the_transaction
         with pytest.raises(DiskFull):
             await transactions.add_partitions("x", pid, epoch, where)
         disk.full = False
-        broker.shard.checkpoints.tick()  # sees that there is room again
+        broker.shard.tick_writes()  # sees that there is room again
         await transactions.add_partitions("x", pid, epoch, where)
         await write(broker, pid, epoch)
     async with opened(tmp_path) as broker:
@@ -248,14 +248,14 @@ async def test_batches_after_one_that_could_not_be_stored_are_refused_with_it(tm
         disk.says_so.clear()
         first = send(1)
         first.add_callback(lambda _: setattr(disk, "full", False))  # there is room for the next round
-        while broker.shard.intake.in_flight is None:
+        while broker.shard.staging.in_flight is None:
             await asyncio.sleep(0)
         second = send(2)
         disk.says_so.set()
         for ticket in (first, second):
             with pytest.raises(DiskFull):
                 await ticket
-        broker.shard.checkpoints.tick()
+        broker.shard.tick_writes()
         assert [(await send(sequence)).base_offset for sequence in (1, 2)] == [1, 2]
 
 
@@ -274,7 +274,7 @@ async def test_d6_the_first_batch_of_a_producer_comes_first_though_it_was_refuse
         broker.shard.is_full = True
         with pytest.raises(DiskFull):
             send(0)
-        broker.shard.checkpoints.tick()  # there is room again, and the next one was on its way already
+        broker.shard.tick_writes()  # there is room again, and the next one was on its way already
         with pytest.raises(OutOfOrderSequence):
             send(1)
         assert [(await send(sequence)).base_offset for sequence in (0, 1)] == [0, 1]
@@ -305,7 +305,7 @@ async def test_d6_after_as_many_batches_as_are_remembered_found_no_room_the_firs
         with pytest.raises(DiskFull):
             send(before)  # it asks again, with the next one behind it
         disk.full = False
-        broker.shard.checkpoints.tick()  # sees that there is room again, between them
+        broker.shard.tick_writes()  # sees that there is room again, between them
         with pytest.raises(OutOfOrderSequence):
             send(before + 1)
         assert [(await send(sequence)).base_offset for sequence in sent] == [*sent]

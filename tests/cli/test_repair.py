@@ -59,13 +59,13 @@ def test_a_damaged_catalog_is_restored_or_there_is_a_way_on(folder: Path) -> Non
     (facts,) = json.loads(looked.stdout)["documents"]
     assert facts["says"].encode() == damaged and facts["copy"] is None and facts["can_be_taken"]
     plain = headrace("log", "repair", "--data-dir", str(folder)).stdout.decode()
-    assert "its checksum is not that of its content" in plain and "without it\tthe stream is missing" in plain
+    assert "its checksum does not match its content" in plain and "without it\tthe stream is missing" in plain
 
     accepted = headrace("log", "repair", "--accept-loss", "--data-dir", str(folder))
     assert accepted.returncode == 0, accepted.stderr
     kept = folder / "damaged" / "catalog" / "streams"
     aside = max(kept.iterdir(), key=lambda path: len(path.name))  # the first is what the start had replaced
-    assert f"set aside: {aside}\n" in accepted.stdout.decode()
+    assert f"quarantined: {aside}\n" in accepted.stdout.decode()
     assert aside.read_bytes() == damaged
     with serving(folder) as broker:
         assert broker.said("topic", "ls", "--json").count("orders") == 0

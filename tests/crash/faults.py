@@ -145,7 +145,7 @@ class Trial:
             unit = world.model.new_unit()
             ticket = log.append(bytearray(raw))
             world.model.stage_append(log.id, raw, count, unit)
-            world._follow(ticket, unit, lazy=log.is_async)
+            world._follow(ticket, unit, lazy=not log.write_mode.syncs_before_confirm)
             world.shard.pump()
             if not ticket.done or ticket.error is not None:
                 raise Broken(f"L8 log {log.id} was not healed: {ticket.error!r}")

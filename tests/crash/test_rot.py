@@ -28,7 +28,7 @@ from headrace.log.disk.disk import make_folder, write_atomically
 from headrace.log.log import Log, LogSpec
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.log.shard import Shard
-from headrace.log.state.store import StateStore
+from headrace.log.state.store import DiskStateStore
 from headrace.record import codec
 from headrace.record.types import Record
 from tests.crash.queue_world import without_threads
@@ -277,7 +277,7 @@ def test_l6_a_checkpoint_is_in_both_files_before_it_counts(suffix: str) -> None:
     assert shard.counters.checkpoints > 3
     (path,) = (path for path in cut.files() if path.endswith(suffix))
     cut.replace(path, cut.files()[path][:-1])  # looks like a checkpoint that a crash tore
-    torn = StateStore(cut, f"{ROOT}/state")
+    torn = DiskStateStore(cut, f"{ROOT}/state")
     torn.load()
     assert torn.marker == shard.state.marker
     cut.remove(path)

@@ -70,14 +70,14 @@ def test_the_explorer_finds_a_recovery_that_trusts_the_page_cache(monkeypatch: p
 
 
 def test_the_explorer_finds_an_epoch_that_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.log.state.store import StateStore
+    from headrace.log.state.store import DiskStateStore
 
-    write = StateStore.write
+    write = DiskStateStore.write
 
     def forgetful(self, records, marker, **options):
         write(self, records, type(marker)(marker.sequence, 0, marker.clean), **options)
 
-    monkeypatch.setattr(StateStore, "write", forgetful)
+    monkeypatch.setattr(DiskStateStore, "write", forgetful)
     assert "L5" in _first_broken()
 
 
@@ -121,13 +121,13 @@ def test_the_explorer_finds_a_journal_slot_that_vouches_for_settles_nobody_synce
 ) -> None:
     from headrace.log.commit.committer import Committer
 
-    tell = Committer.tell
+    tell = Committer.publish_ends
 
     def careless(self, log, **options):
         self.slots.write_sequence(self.journal.sequence)
         tell(self, log, **options)
 
-    monkeypatch.setattr(Committer, "tell", careless)
+    monkeypatch.setattr(Committer, "publish_ends", careless)
     assert "L5 cannot be opened: CorruptJournal" in _first_broken()
 
 

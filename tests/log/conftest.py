@@ -10,8 +10,8 @@ from tests.log.helpers import Bench
 
 @pytest.fixture(autouse=True)
 def files_of_the_dead() -> Iterator[None]:
-    """A broker that is killed, or given up by its test, closes nothing, and the process in which it only plays to die
-    lives on: hundreds of files, and in the end no descriptor for whoever comes next."""
+    """Close the files of brokers that a test killed or abandoned. The test process lives on, so hundreds of files would
+    stay open until later tests find no free descriptor."""
     opened: set[FileId] = set()
     real_open, real_lock, real_close = RealDisk.open, RealDisk.lock, RealDisk.close
 

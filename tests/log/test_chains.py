@@ -1,4 +1,4 @@
-"""Chains of writes and syncs: here and now, in their own thread, and the lane in which they take turns with jobs."""
+"""I/O chains: run on this thread, on the I/O thread, and by the executor that serializes them with jobs."""
 
 import asyncio
 import errno
@@ -74,7 +74,7 @@ def test_every_step_is_carried_out_in_order(runner: Runner, file: int) -> None:
     assert os.pread(file, 10_000, 0) == b"new" + b"".join(pieces)[2:]
 
 
-def test_the_first_error_ends_it(runner: Runner, file: int) -> None:
+def test_the_first_error_ends_the_chain(runner: Runner, file: int) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     try:
         steps = [Step(file, [b"first"], 0), Step(full, [b"no room"], 0), Step(file, [b"never"], 0)]
@@ -84,7 +84,7 @@ def test_the_first_error_ends_it(runner: Runner, file: int) -> None:
         os.close(full)
 
 
-def test_a_sync_that_fails_ends_it(runner: Runner, file: int) -> None:
+def test_a_failed_sync_ends_the_chain(runner: Runner, file: int) -> None:
     reader, writer = os.pipe()  # has nothing to sync
     try:
         steps = [Step(file, [b"a"], 0), Step(writer, None), Step(file, [b"b"], 0)]
@@ -95,9 +95,9 @@ def test_a_sync_that_fails_ends_it(runner: Runner, file: int) -> None:
         os.close(writer)
 
 
-def test_l6_a_sync_that_fails_for_somebody_else_ends_it(runner: Runner, file: int) -> None:
-    """The one that went well may have written nothing. A slot that followed said that it was durable, though nobody was
-    told so, and the next start took what was missing for damage."""
+def test_l6_a_sync_that_fails_in_another_thread_ends_the_chain(runner: Runner, file: int) -> None:
+    """A sync that succeeds after the failure may have written nothing. The slot written after it would vouch for the
+    records, and the next start would take their absence for damage."""
     failure = SyncFailure()
     failure.note(errno.EIO)
     steps = [Step(file, [b"a"], 0), Step(file, None), Step(file, [b"b"], 0)]
@@ -115,24 +115,24 @@ print(run([Step(file, [b"a" * 700, b"b" * 700], 0)], SyncFailure())[:2], os.fsta
 """
 
 
-def test_a_write_that_comes_back_short_goes_on_until_it_is_whole_or_fails(tmp_path: Path) -> None:
+def test_a_short_write_is_completed_or_fails(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SHORT, str(tmp_path / "file")]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert said == f"(0, {errno.EFBIG}) 1000\n"
 
 
-@pytest.mark.parametrize("who", ["engine", "here", "keeper"])
-def test_a_sync_that_fails_is_known_to_all_before_anybody_is_told(who: str) -> None:
-    """Of several who sync a file at once, the system tells one: none of the others may take its OK for one."""
+@pytest.mark.parametrize("thread", ["engine", "here", "keeper"])
+def test_a_failed_sync_is_visible_to_all_threads_before_it_is_reported(thread: str) -> None:
+    """If several threads sync a file at once, the kernel reports a failure to one of them only."""
     reader, writer = os.pipe()  # has nothing to sync
     files = FileCache(RealDisk(), 8)
     engine = IoThread(files.sync_failure)
     try:
         files.check()
-        if who == "engine":
+        if thread == "engine":
             engine.start([Step(writer, None)])
-            wait_for(engine)  # and nobody has collected it yet
-        elif who == "here":
+            wait_for(engine)  # not collected yet
+        elif thread == "here":
             run([Step(writer, None)], files.sync_failure)
         else:
             with pytest.raises(OSError, match="Invalid argument"):
@@ -145,7 +145,7 @@ def test_a_sync_that_fails_is_known_to_all_before_anybody_is_told(who: str) -> N
         os.close(writer)
 
 
-def test_buffers_stay_as_they_are_until_the_chain_has_ended(file: int) -> None:
+def test_buffers_are_held_until_the_chain_has_ended(file: int) -> None:
     engine = IoThread(SyncFailure())
     buffer = bytearray(b"a" * 1000)
     engine.start([Step(file, [buffer], 0)])
@@ -157,7 +157,7 @@ def test_buffers_stay_as_they_are_until_the_chain_has_ended(file: int) -> None:
     engine.close()
 
 
-def test_an_engine_can_be_closed_twice_and_while_it_works(file: int) -> None:
+def test_an_io_thread_can_be_closed_twice_and_while_it_works(file: int) -> None:
     engine = IoThread(SyncFailure())
     engine.start([Step(file, [b"x" * 100_000], n * 100_000) for n in range(100)])
     engine.close()
@@ -165,9 +165,9 @@ def test_an_engine_can_be_closed_twice_and_while_it_works(file: int) -> None:
     assert os.fstat(file).st_size == 10_000_000, "what was begun is finished"
 
 
-def test_jobs_and_chains_take_turns_in_the_order_in_which_they_came(file: int) -> None:
+def test_jobs_and_chains_run_in_the_order_of_their_submission(file: int) -> None:
     worker = InlineWorker()
-    lane = SerialExecutor(worker, RealDisk(), SyncFailure())
+    executor = SerialExecutor(worker, RealDisk(), SyncFailure())
     seen: list[str] = []
 
     def note(name: str) -> Callable[[object, BaseException | None], None]:
@@ -175,32 +175,32 @@ def test_jobs_and_chains_take_turns_in_the_order_in_which_they_came(file: int) -
 
     def chain() -> None:
         seen.append("chain begins")
-        lane.run([Step(file, [b"c"], 0)], ended)
+        executor.run([Step(file, [b"c"], 0)], ended)
 
     def ended(_ran: object, _error: BaseException | None) -> None:
         seen.append("chain ends")
-        lane.leave()
+        executor.release_turn()
 
-    lane.submit(lambda: seen.append("first works"), note("first is told"))
-    lane.enter(chain)
-    lane.submit(lambda: seen.append("last works"), note("last is told"))
+    executor.submit(lambda: seen.append("first works"), note("first is done"))
+    executor.take_turn(chain)
+    executor.submit(lambda: seen.append("last works"), note("last is done"))
     while worker.pump():
         pass
-    assert seen == ["first works", "first is told", "chain begins", "chain ends", "last works", "last is told"]
+    assert seen == ["first works", "first is done", "chain begins", "chain ends", "last works", "last is done"]
 
 
-def test_a_lane_that_is_closed_finishes_the_jobs_that_wait_for_their_turn() -> None:
+def test_closing_a_serial_executor_finishes_the_waiting_jobs() -> None:
     worker = InlineWorker()
-    lane = SerialExecutor(worker, RealDisk(), SyncFailure())
+    executor = SerialExecutor(worker, RealDisk(), SyncFailure())
     seen: list[int] = []
     for number in range(3):
-        lane.submit(lambda number=number: seen.append(number), lambda _result, _error: None)  # type: ignore[misc]
-    lane.close()
+        executor.submit(lambda number=number: seen.append(number), lambda _result, _error: None)  # type: ignore[misc]
+    executor.close()
     assert seen == [0, 1, 2]
 
 
 @pytest.mark.parametrize("step", ["plan", "finish"])
-def test_a_bug_on_the_way_stops_the_log_and_keeps_nobody_waiting(
+def test_a_bug_in_a_round_stops_the_log_and_leaves_no_waiter(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     shard = bench.open()
@@ -222,10 +222,10 @@ def test_a_bug_on_the_way_stops_the_log_and_keeps_nobody_waiting(
     told: list[BaseException | None] = []
     shard.worker.submit(lambda: None, lambda _result, error: told.append(error))
     shard.pump()
-    assert told == [None], "the lane is free again"
+    assert told == [None], "the executor is free again"
 
 
-def test_a_chain_that_can_not_be_begun_stops_the_log_and_keeps_nobody_waiting(
+def test_a_chain_that_cannot_start_stops_the_log_and_leaves_no_waiter(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard = bench.open()
@@ -241,11 +241,11 @@ def test_a_chain_that_can_not_be_begun_stops_the_log_and_keeps_nobody_waiting(
     told: list[BaseException | None] = []
     shard.worker.submit(lambda: None, lambda _result, error: told.append(error))
     shard.pump()
-    assert told == [None], "the lane is free again"
+    assert told == [None], "the executor is free again"
 
 
-def test_a_large_round_does_not_put_off_the_sync_of_settles(bench: Bench) -> None:
-    """It has no need of the journal, and said that everything before it was synced."""
+def test_a_large_round_does_not_postpone_the_sync_of_settles(bench: Bench) -> None:
+    """The round bypasses the journal, and used to report that everything before it was synced."""
     shard = bench.open()
     for size in (1, 10_000, 10_000):  # the names are durable: large rounds are chains
         bench.append(1, [bytes(size)])
@@ -255,7 +255,7 @@ def test_a_large_round_does_not_put_off_the_sync_of_settles(bench: Bench) -> Non
     shard.pump()
     assert shard.journal.is_unsynced
     bench.append(1, [bytes(10_000)])
-    assert not shard.journal.is_unsynced or shard.unsynced_since is not None
+    assert not shard.journal.is_unsynced or shard.scheduler.has_unsynced_changes
 
 
 @pytest.mark.parametrize(("logs", "is_chain"), [(CHAIN_LOGS_MAX, True), (CHAIN_LOGS_MAX + 1, False)])
@@ -280,10 +280,8 @@ def test_a_round_of_very_many_logs_is_not_planned_on_the_owner_thread(bench: Ben
     [(10, "sync"), (300_000, "sync"), (10, "async")],
     ids=["through the journal", "past the journal", "past the journal and synced later"],
 )
-def test_rounds_go_through_the_engine_where_a_loop_can_watch_it(
-    tmp_path: Path, size: int, write_mode: WriteModeName
-) -> None:
-    """And what they leave behind is what a round of the worker leaves behind."""
+def test_rounds_use_the_io_thread_if_a_loop_can_watch_it(tmp_path: Path, size: int, write_mode: WriteModeName) -> None:
+    """They also leave the same files as a round of the worker."""
 
     async def append(watched: bool) -> bytes:
         loop = asyncio.get_running_loop()
@@ -343,7 +341,7 @@ def test_segments_are_written_back_as_they_grow_not_all_at_a_checkpoint(tmp_path
     assert len(asked) >= 3 and sorted(asked) == asked, "again and again, while the segment grows"
 
 
-def test_what_is_synced_where_it_lies_is_not_written_back_again(tmp_path: Path) -> None:
+def test_rounds_that_were_synced_in_their_segments_are_not_written_back_again(tmp_path: Path) -> None:
     disk = WatchedDisk()
     bench = Bench(tmp_path, disk)
     shard = bench.open(settings=LogSettings())

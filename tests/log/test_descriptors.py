@@ -1,4 +1,4 @@
-"""No file descriptor is free: what needs one waits or is refused, and the log goes on when there is one."""
+"""No file descriptor is free: rounds wait or are refused, and the log continues when there is one."""
 
 import errno
 import os
@@ -23,7 +23,7 @@ from tests.log.helpers import Bench, batch, values
 
 @contextmanager
 def descriptors_run_out(disk: SimulatedDisk, *, after: int) -> Iterator[None]:
-    """After so many changes others take all that are left, and what is closed."""
+    """After `after` changes, other processes take all free descriptors, including those that are closed."""
     left = after
 
     def take_them(_kind: str, _path: str) -> None:
@@ -38,10 +38,10 @@ def descriptors_run_out(disk: SimulatedDisk, *, after: int) -> Iterator[None]:
     disk.files_limit = 1 << 30
 
 
-def test_without_a_descriptor_for_the_next_journal_file_a_round_is_refused_and_no_more(
+def test_without_a_descriptor_for_the_next_journal_file_only_the_round_is_refused(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has them all may give one back, and a broker that has failed takes nothing until it is started again."""
+    """Descriptors may become free again, while a failed broker would refuse everything until its restart."""
     shard = bench.open()
     log, real = shard.log(1), shard.disk.open
 
@@ -66,14 +66,14 @@ def test_without_a_descriptor_for_the_next_journal_file_a_round_is_refused_and_n
 
 
 @pytest.mark.parametrize("size", [900, 3000], ids=["journalled", "direct"])
-def test_without_a_descriptor_for_the_next_segment_a_round_waits_or_is_refused_and_no_more(size: int) -> None:
-    """To take back what was not written takes no descriptor, either."""
+def test_without_a_descriptor_for_the_next_segment_a_round_only_waits_or_is_refused(size: int) -> None:
+    """Nor does it need a descriptor to undo a write that was not made."""
     disk = SimulatedDisk()
     bench = Bench("/data", disk)
     shard = bench.open(stream=StreamSettings(segment_size=3500))
     log = shard.log(1)
     bench.append(1, [b"x" * 3000])
-    shard.files.forget([log.segments[0].path()])  # none of its own that it could give up
+    shard.files.forget([log.segments[0].path()])  # so that it has no idle file to close
     disk.files_limit = len(disk.open_paths())
     ticket = log.append(batch([b"x" * size]))
     shard.pump()
@@ -89,8 +89,8 @@ def test_without_a_descriptor_for_the_next_segment_a_round_waits_or_is_refused_a
 
 
 @pytest.mark.parametrize("second", [False, True], ids=["its folder", "another file"])
-def test_a_round_that_was_written_and_then_finds_no_descriptor_can_still_be_taken_back(second: bool) -> None:
-    """What it had written was synced and closed to have one for the rest, and to cut it off took one again."""
+def test_a_written_round_that_finds_no_descriptor_can_still_be_rolled_back(second: bool) -> None:
+    """Its first file was synced and closed to free a descriptor, and truncating that file needed one again."""
     disk = SimulatedDisk()
     bench = Bench("/data", disk)
     shard = bench.open(1, 2)
@@ -101,7 +101,7 @@ def test_a_round_that_was_written_and_then_finds_no_descriptor_can_still_be_take
         shard.pump()
         first = shard.log(1).segments[0].path()
         shard.files.forget([path for path in disk.open_paths() if path != first])
-    disk.files_limit = 0  # others have all of them, and take what is closed
+    disk.files_limit = 0  # others have all descriptors, and take those that are closed
     tickets = [shard.log(log_id).append(batch([b"x" * 6000])) for log_id in ((1, 2) if second else (1,))]
     shard.pump()
     assert shard.is_full and shard.failure is None
@@ -136,7 +136,7 @@ def test_without_a_descriptor_for_a_flush_an_async_log_is_flushed_when_there_is_
     shard.close()
 
 
-def test_an_async_log_of_a_checkpoint_that_was_refused_is_flushed_in_its_time() -> None:
+def test_an_async_log_is_flushed_on_time_after_a_refused_checkpoint() -> None:
     """It was on no list any more, and only the next checkpoint synced it."""
     disk = SimulatedDisk()
     bench = Bench("/data", disk)
@@ -169,10 +169,10 @@ def test_a_journal_file_whose_name_cannot_be_synced_is_not_left_behind() -> None
 
 @pytest.mark.parametrize("has_one", [False, True], ids=["the first segment", "the next segment"])
 @pytest.mark.parametrize("calls", range(12))
-def test_a_round_that_begins_a_segment_is_stored_or_refused_whenever_the_descriptors_run_out(
+def test_a_round_that_rolls_a_segment_is_stored_or_refused_whenever_descriptors_run_out(
     has_one: bool, calls: int
 ) -> None:
-    """It had one for the new file and none for the folder: to sync what was taken back took one again."""
+    """There was a descriptor for the new file and none for the folder: syncing the undo needed one more."""
     disk = SimulatedDisk()
     bench = Bench("/data", disk)
     shard = bench.open(stream=StreamSettings(segment_size=3500))
@@ -200,7 +200,7 @@ def test_a_round_that_begins_a_segment_is_stored_or_refused_whenever_the_descrip
 
 
 def test_a_folder_is_made_without_a_descriptor(tmp_path: Path) -> None:
-    """It was there, and whoever wanted it was told no: the next try found it, and told no standby."""
+    """The folder was made and the call failed: a retry found it there, and standbys were never notified of it."""
     disk, made = RealDisk(), str(tmp_path / "made")
     watcher = disk.watcher = Changes(disk, disk.names, str(tmp_path), lambda: 0.0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -217,7 +217,7 @@ def test_a_folder_is_made_without_a_descriptor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("calls", range(36))
-def test_a_compaction_is_done_or_given_up_whenever_the_descriptors_run_out(calls: int) -> None:
+def test_a_compaction_succeeds_or_is_abandoned_whenever_descriptors_run_out(calls: int) -> None:
     """The new segment had its name and the folder could not be synced: the shard had failed, and with it all logs."""
     disk = SimulatedDisk()
     bench = Bench("/data", disk)
@@ -252,8 +252,8 @@ def test_a_compaction_is_done_or_given_up_whenever_the_descriptors_run_out(calls
 
 
 @pytest.mark.parametrize("calls", range(6))
-def test_a_file_is_replaced_or_stays_as_it_was_whenever_the_descriptors_run_out(calls: int) -> None:
-    """It was replaced, and whoever wanted that was told no."""
+def test_a_file_is_replaced_or_unchanged_whenever_descriptors_run_out(calls: int) -> None:
+    """The file was replaced, and the call failed."""
     disk = SimulatedDisk()
     disk.mkdir("/d")
     write_atomically(disk, "/d/file", b"old")
@@ -268,8 +268,8 @@ def test_a_file_is_replaced_or_stays_as_it_was_whenever_the_descriptors_run_out(
 
 
 @pytest.mark.parametrize("calls", range(44))
-def test_a_log_is_cut_back_or_stays_as_it_was_whenever_the_descriptors_run_out(calls: int) -> None:
-    """What was to go had no name any more, and the folder could not be synced: the shard had failed."""
+def test_a_log_is_truncated_or_unchanged_whenever_descriptors_run_out(calls: int) -> None:
+    """The removed segment had lost its name and the folder could not be synced, so the shard failed."""
     disk = SimulatedDisk()
     bench = Bench("/data", disk)
     small = StreamSettings(segment_size=400)
@@ -298,9 +298,9 @@ def test_a_log_is_cut_back_or_stays_as_it_was_whenever_the_descriptors_run_out(c
 
 
 @pytest.mark.parametrize("calls", range(30))
-def test_a_rewritten_segment_is_taken_in_or_left_whenever_the_descriptors_run_out(calls: int) -> None:
-    """It had the name of the next generation, and whoever had rewritten it was told that it was not taken in: the log
-    went on with the old one, and the next start with the new one."""
+def test_a_rewritten_segment_is_used_or_dropped_whenever_descriptors_run_out(calls: int) -> None:
+    """The new segment had its name, and the rewrite was reported as failed: the log continued with the old segment, and
+    the next start with the new one."""
     disk = SimulatedDisk()
     bench = Bench("/data", disk)
     small = StreamSettings(segment_size=400)
@@ -328,8 +328,8 @@ def test_a_rewritten_segment_is_taken_in_or_left_whenever_the_descriptors_run_ou
     shard.close()
 
 
-def test_a_sync_that_fails_while_upkeep_makes_room_for_a_descriptor_is_said_at_once() -> None:
-    """It was of a log that had nothing to do with it. Nobody was told before the next round."""
+def test_a_sync_that_fails_while_maintenance_frees_a_descriptor_is_reported_at_once() -> None:
+    """The sync was for an unrelated log, and its failure was not reported before the next round."""
     disk = SimulatedDisk()
     bench = Bench("/data", disk)
     shard = bench.open(stream=StreamSettings(segment_size=400))

@@ -1,4 +1,4 @@
-"""Open files: who may wait for the disk, what is synced before it is closed, and what a sync of everything says."""
+"""The cache of open files: which threads wait for the disk, syncs before a close, and filesystem syncs."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ LOGS = range(1, 41)
 
 
 class Watched(RealDisk):
-    """Tells of every call that may wait for the disk, and how often files were synced."""
+    """Records every call that may wait for the disk, and the number of syncs."""
 
     def __init__(self, sync_each_max: int) -> None:
         self.sync_each_max = sync_each_max
@@ -55,8 +55,8 @@ class Watched(RealDisk):
         super().close(file)
 
 
-def test_a_checkpoint_does_not_rely_on_a_sync_that_somebody_else_has_only_begun(tmp_path: Path) -> None:
-    """Compaction makes room among the open files: what it took to sync was not dirty any more, and not synced yet."""
+def test_a_checkpoint_does_not_rely_on_another_threads_unfinished_sync(tmp_path: Path) -> None:
+    """Compaction made room in the cache: the files it had taken to sync were no longer dirty, and not synced yet."""
     began, may_end = threading.Event(), threading.Event()
     synced: list[int] = []
 
@@ -87,7 +87,7 @@ def test_a_checkpoint_does_not_rely_on_a_sync_that_somebody_else_has_only_begun(
 
 
 @pytest.mark.parametrize("sync_each_max", [1, 1000])
-def test_nobody_waits_for_the_disk_while_others_wait_for_the_files(tmp_path: Path, sync_each_max: int) -> None:
+def test_no_thread_waits_for_the_disk_while_it_holds_the_file_lock(tmp_path: Path, sync_each_max: int) -> None:
     """The owner needs them for every read: a worker that synced thousands of files to make room for others, one by one
     and with the lock, once stopped every connection for 15 seconds."""
     disk = Watched(sync_each_max)
@@ -120,7 +120,7 @@ def test_rounds_and_reads_go_on_while_a_checkpoint_waits_for_the_disk(tmp_path: 
             disk.told = lambda _: None
             ticket = shard.log(1).append(batch([b"meanwhile"]))
             worker = shard._inline[0]
-            while shard._deferred or worker.pump():  # everybody but the keeper, who is in this sync
+            while shard._deferred or worker.pump():  # everything but the keeper, which is in this sync
                 while shard._deferred:
                     shard._deferred.popleft()()
             assert ticket.done and ticket.error is None
@@ -135,7 +135,7 @@ def test_rounds_and_reads_go_on_while_a_checkpoint_waits_for_the_disk(tmp_path: 
 
 
 @pytest.mark.parametrize("sync_each_max", [1, 1000])
-def test_a_file_is_not_closed_before_what_was_written_to_it_is_synced(tmp_path: Path, sync_each_max: int) -> None:
+def test_a_dirty_file_is_not_closed_before_it_is_synced(tmp_path: Path, sync_each_max: int) -> None:
     """Not even when a checkpoint is about to sync it."""
     disk = Watched(sync_each_max)
     file = disk.lock(f"{tmp_path}/lock")
@@ -158,8 +158,8 @@ def test_a_file_is_not_closed_before_what_was_written_to_it_is_synced(tmp_path: 
     disk.close(file)
 
 
-def test_a_filesystem_whose_sync_fails_says_so(tmp_path: Path) -> None:
-    """A sync of the whole machine, which Python has a name for, never fails; it tells nobody."""
+def test_a_failed_filesystem_sync_raises(tmp_path: Path) -> None:
+    """os.sync(), for the whole machine, reports no errors."""
     file = RealDisk().lock(f"{tmp_path}/lock")
     RealDisk().sync_filesystem(file)
     RealDisk().close(file)
@@ -187,7 +187,7 @@ def test_l8_after_a_filesystems_sync_has_failed_nothing_is_confirmed(tmp_path: P
     assert shard.files.failure is not None
 
 
-def test_a_whole_file_is_read_however_little_comes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_file_is_read_even_in_short_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a journal file of 2 GB the last entries were not found, and all that they held was lost."""
     path = tmp_path / "file"
     path.write_bytes(bytes(range(256)))

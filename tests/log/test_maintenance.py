@@ -415,7 +415,7 @@ def unpassable(stuck: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     def refuse(_changes: object) -> None:
         raise JournalFull
 
-    monkeypatch.setattr(stuck.shard.committer, "note", refuse)
+    monkeypatch.setattr(stuck.shard.committer, "commit_changes", refuse)
     return stuck
 
 
@@ -427,7 +427,7 @@ def test_a_start_that_cannot_pass_is_staged_once_however_often_it_is_asked_for(u
         tickets.add(shard.maintenance.apply_retention(log, unpassable.clock.now_ms()))
         shard.tick()
         shard.pump()
-    assert len(shard.intake.pending) == 1
+    assert len(shard.staging.pending) == 1
     shard.disk.capacity = 1 << 50
     shard.tick()
     shard.pump()
@@ -435,7 +435,7 @@ def test_a_start_that_cannot_pass_is_staged_once_however_often_it_is_asked_for(u
     assert ticket is not None and ticket.done and ticket.error is None and log.start_offset > 0
 
 
-def test_whoever_cannot_pass_a_round_is_told_when_the_broker_stops(unpassable: Bench) -> None:
+def test_start_moves_that_cannot_pass_a_stuck_round_fail_when_the_broker_stops(unpassable: Bench) -> None:
     """It was neither of the round nor behind it just then."""
     shard = unpassable.shard
     ticket = shard.maintenance.starts.retire_before(shard.log(1), 9)
@@ -452,7 +452,7 @@ def test_a_start_that_could_not_pass_a_round_is_stored_behind_it(unpassable: Ben
     shard.disk.capacity = 1 << 50
     shard.tick()
     shard.pump()
-    assert ticket.done and ticket.error is None and shard.intake.is_idle
+    assert ticket.done and ticket.error is None and shard.scheduler.is_idle
 
 
 def test_a_start_that_could_not_pass_a_round_comes_before_one_for_a_pin(unpassable: Bench) -> None:

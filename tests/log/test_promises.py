@@ -17,7 +17,7 @@ from tests.log.helpers import SMALL, Bench, batch, values
 
 
 def test_other_processes_see_an_append_by_the_time_it_is_confirmed(bench: Bench) -> None:
-    """By the slots, which cost no further sync: nothing but the log's own has been synced by then."""
+    """Through the slots, without another sync: only the log itself has been synced by then."""
     shard = bench.open()
     seen: list[int] = []
     ticket = shard.log(1).append(batch([b"a", b"b"]))
@@ -29,7 +29,7 @@ def test_other_processes_see_an_append_by_the_time_it_is_confirmed(bench: Bench)
     shard.close()
 
 
-def test_async_is_durable_after_so_many_bytes_whatever_the_interval(bench: Bench) -> None:
+def test_async_records_are_synced_after_flush_bytes_whatever_the_interval(bench: Bench) -> None:
     stream = StreamSettings(write_mode="async", flush_interval_ms=0, flush_bytes=1000)
     shard = bench.open(stream=stream)
     log = shard.log(1)
@@ -77,7 +77,7 @@ def test_more_logs_than_open_files_are_all_written_and_read(bench: Bench) -> Non
 
 def test_a_file_in_use_is_not_closed_for_want_of_descriptors(tmp_path: Path) -> None:
     class Crowded(RealDisk):
-        """While one file is read, others are opened, more than there may be."""
+        """While one file is read, more files are opened than the cache may hold."""
 
         is_crowded = False
 

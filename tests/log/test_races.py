@@ -20,7 +20,7 @@ from tests.log.helpers import Bench, batch, values
 
 
 class SyncedWhileWritten(RealDisk):
-    """The keeper syncs a file at the very moment in which the worker writes to it."""
+    """The keeper syncs a file while the worker writes to it."""
 
     files: FileCache
 
@@ -31,7 +31,7 @@ class SyncedWhileWritten(RealDisk):
     path = ""
 
 
-def test_l1_what_is_written_while_a_checkpoint_syncs_the_file_is_synced_by_the_next(tmp_path: Path) -> None:
+def test_l1_a_write_during_a_checkpoints_sync_is_synced_by_the_next_checkpoint(tmp_path: Path) -> None:
     disk = SyncedWhileWritten()
     disk.files, disk.path = FileCache(disk, 8), f"{tmp_path}/segment"
     disk.files.write(disk.path, [b"confirmed"], 0, create=True)
@@ -39,9 +39,9 @@ def test_l1_what_is_written_while_a_checkpoint_syncs_the_file_is_synced_by_the_n
     disk.files.close()
 
 
-def test_a_log_deleted_while_it_is_compacted_stops_nobody(tmp_path: Path) -> None:
+def test_a_log_deleted_during_its_compaction_stops_nothing_else(tmp_path: Path) -> None:
     class Adding(RealDisk):
-        """A compaction makes its file right before the folder gets the name that says it is to go."""
+        """A compaction makes its file right before the folder is renamed for deletion."""
 
         def rename(self, source: str, target: str) -> None:
             if target.endswith(".deleted"):
@@ -176,9 +176,9 @@ def test_nothing_is_dropped_for_a_transaction_whose_end_was_not_seen(bench: Benc
     bench.shard.close()
 
 
-def test_a_segment_that_a_round_began_and_could_not_fill_does_not_return_with_a_power_cut() -> None:
-    """A checkpoint had just synced the folder with it when it was removed again, and nobody knew that the folder was to
-    be synced without it. The next try had no need of it: segments may be larger by now."""
+def test_a_segment_of_a_refused_round_does_not_return_with_a_power_cut() -> None:
+    """A checkpoint had just synced the folder with the new segment when it was removed again, and the folder was not
+    marked dirty for the removal. The retry made no new segment, because segments may be larger by then."""
     disk = SimulatedDisk()
     bench = Bench("/data", disk)
     shard = bench.open(stream=StreamSettings(segment_size=3500))

@@ -198,7 +198,7 @@ def test_ends_that_wait_for_an_entry_are_few_enough_for_it_and_gone_with_a_check
     assert shard.failure is None
     shard.checkpoint()
     shard.pump()
-    assert not shard.intake._direct_ends, "the checkpoint proves them"
+    assert not shard.scheduler._direct_ends, "the checkpoint proves them"
     shard.close()
 
 

@@ -1,4 +1,4 @@
-"""What a person can do about a catalog that a start cannot restore by itself. Nothing is ever deleted."""
+"""Manual repair of a catalog that a start cannot restore by itself. Nothing is ever deleted."""
 
 from random import Random
 
@@ -50,7 +50,7 @@ def both_damaged() -> SimulatedDisk:
     return disk
 
 
-def test_looking_changes_nothing_and_says_what_there_is() -> None:
+def test_examining_the_catalog_changes_nothing() -> None:
     disk = both_damaged()
     before = disk.files()
     (facts,) = repair.examine(ROOT, disk)
@@ -60,7 +60,7 @@ def test_looking_changes_nothing_and_says_what_there_is() -> None:
     assert {p: c for p, c in disk.files().items() if p != f"{ROOT}/lock"} == before
 
 
-def test_what_the_next_start_restores_is_left_to_it() -> None:
+def test_documents_that_a_start_restores_are_left_to_it() -> None:
     disk = filled()
     change(disk, B, b'"n": 2', b'"n": 3')
     (facts,) = repair.examine(ROOT, disk)
@@ -70,7 +70,7 @@ def test_what_the_next_start_restores_is_left_to_it() -> None:
 
 
 @pytest.mark.parametrize("make", [filled, both_damaged])
-def test_a_document_is_taken_as_it_is_with_a_new_checksum(make) -> None:
+def test_a_document_can_be_accepted_as_it_is_with_a_new_checksum(make) -> None:
     disk = make()
     change(disk, B, b'"n": ', b'"n": 4')
     (done,) = repair.decide(ROOT, as_is=[B], disk=disk)
@@ -80,7 +80,7 @@ def test_a_document_is_taken_as_it_is_with_a_new_checksum(make) -> None:
     assert found(disk)["b"] in (42, 43), "the copy has it, too"
 
 
-def test_what_is_left_of_a_broken_checksum_is_not_taken_for_a_part_of_the_document() -> None:
+def test_remains_of_a_broken_checksum_are_not_part_of_the_document() -> None:
     disk = both_damaged()
     change(disk, B, b'"crc32c"', b'"crc32b"')
     repair.decide(ROOT, as_is=[B.rpartition("/")[2]], disk=disk)
@@ -111,7 +111,7 @@ def test_going_on_without_a_document_keeps_it() -> None:
 
 @pytest.mark.parametrize("make", [filled, both_damaged])
 @pytest.mark.parametrize("path", [A, B])
-def test_a_document_can_be_left_out_whether_it_is_damaged_or_not(make, path: str) -> None:
+def test_a_document_can_be_dropped_whether_or_not_it_is_damaged(make, path: str) -> None:
     disk = make()
     content = disk.files()[path]
     (done,) = repair.decide(ROOT, without=[path], accept_loss=path == A and make is both_damaged, disk=disk)[:1]
@@ -121,7 +121,7 @@ def test_a_document_can_be_left_out_whether_it_is_damaged_or_not(make, path: str
     assert path not in disk.files(), "the copy does not bring it back"
 
 
-def test_only_what_can_be_done_is_done() -> None:
+def test_impossible_decisions_are_refused() -> None:
     disk = both_damaged()
     before = disk.files()
     with pytest.raises(InvalidInput, match="not a damaged document"):
@@ -131,10 +131,10 @@ def test_only_what_can_be_done_is_done() -> None:
     with pytest.raises(InvalidInput, match="not a document"):
         repair.decide(ROOT, without=["nix.json"], disk=disk)
     change(disk, B, b"identity", b"Identity")
-    with pytest.raises(CorruptCatalog, match="does not say what it describes"):
+    with pytest.raises(CorruptCatalog, match="it has no identity"):
         repair.decide(ROOT, as_is=[B], accept_loss=True, disk=disk)
     disk.remove(COPY)
-    with pytest.raises(InvalidInput, match="does not have"):
+    with pytest.raises(InvalidInput, match="does not contain"):
         repair.decide(ROOT, from_copy=[B], disk=disk)
     assert disk.files().keys() - {f"{ROOT}/lock"} == before.keys() - {COPY}
     lock = disk.lock(f"{ROOT}/lock")

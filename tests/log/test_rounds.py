@@ -1,4 +1,4 @@
-"""Rounds: what arrives together is made durable together, with one sync."""
+"""Rounds: appends that arrive together become durable together, with one sync."""
 
 import errno
 from functools import partial
@@ -152,7 +152,7 @@ def test_settles_are_journaled_at_once_and_synced_later(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("interval_s", [1, 5, 30, 0])
-def test_the_settle_interval_is_a_choice_and_zero_is_only_on_stop(bench: Bench, interval_s: int) -> None:
+def test_the_settle_interval_can_be_set_and_zero_means_only_on_stop(bench: Bench, interval_s: int) -> None:
     shard = bench.open(settings=msgspec.structs.replace(SMALL, settle_sync_interval_ms=interval_s * 1000))
     group = shard.group()
     group.put("settles", b"q", b"1")
@@ -168,14 +168,14 @@ def test_the_settle_interval_is_a_choice_and_zero_is_only_on_stop(bench: Bench, 
     bench.shard.close()
 
 
-def test_an_async_flush_holds_nobody_up_and_covers_what_was_there_when_it_began(bench: Bench) -> None:
+def test_an_async_flush_delays_no_round_and_covers_the_records_from_before_it(bench: Bench) -> None:
     shard = bench.open(stream=StreamSettings(write_mode="async", flush_interval_ms=500))
     log = shard.log(1)
     bench.append(1, [b"a"])
     shard.tick()
     bench.clock.advance(0.6)
     shard.tick()
-    assert shard._inline[0].pump()  # says what there is to sync; the keeper has not begun
+    assert shard._inline[0].pump()  # lists the files to sync; the keeper has not begun
     ticket = log.append(batch([b"b"]))
     shard._deferred.popleft()()
     assert shard._inline[0].pump() and ticket.done, "an append waits for no flush"
@@ -190,7 +190,7 @@ def test_an_async_flush_holds_nobody_up_and_covers_what_was_there_when_it_began(
 
 
 class NoRoomForJournals(RealDisk):
-    """From a moment on; and who made them."""
+    """Has no room for new journal files once `is_full` is set, and records which worker made them."""
 
     is_full = False
     at_work = ""
@@ -206,23 +206,23 @@ class NoRoomForJournals(RealDisk):
         return super().open(path, create=create, exclusive=exclusive, readonly=readonly)
 
 
-def test_the_next_file_of_the_journal_is_made_before_a_round_needs_it(tmp_path: Path) -> None:
-    """64 MB of zeros take a tenth of a second, and whoever waits for the round would wait for them."""
+def test_the_next_journal_file_is_made_before_a_round_needs_it(tmp_path: Path) -> None:
+    """64 MB of zeros take a tenth of a second, for which the clients of the round would wait."""
     disk = NoRoomForJournals()
     bench = Bench(tmp_path, disk)
     shard = bench.open()
     worker, keeper = shard._inline
-    for one, name in ((worker, "worker"), (keeper, "keeper")):
-        submit = one.submit
+    for inline, name in ((worker, "worker"), (keeper, "keeper")):
+        submit = inline.submit
 
-        def told(job: Job, done: Done, submit: Any = submit, name: str = name) -> None:
+        def recorded(job: Job, done: Done, submit: Any = submit, name: str = name) -> None:
             def run() -> Any:
                 disk.at_work = name
                 return job()
 
             submit(run, done)
 
-        one.submit = told  # type: ignore[method-assign]
+        inline.submit = recorded  # type: ignore[method-assign]
     disk.made_by.clear()
     for _ in range(2 * SMALL.journal_file_bytes // 1024):  # a sector of 512 bytes more for each: on into the second
         bench.append(1, [bytes(900)])
@@ -230,7 +230,7 @@ def test_the_next_file_of_the_journal_is_made_before_a_round_needs_it(tmp_path: 
     shard.close()
 
 
-def test_no_room_to_make_a_file_of_the_journal_ahead_is_no_failure(tmp_path: Path) -> None:
+def test_making_a_journal_file_ahead_without_room_is_no_failure(tmp_path: Path) -> None:
     disk = NoRoomForJournals()
     bench = Bench(tmp_path, disk)
     shard = bench.open()
@@ -250,7 +250,7 @@ def test_no_room_to_make_a_file_of_the_journal_ahead_is_no_failure(tmp_path: Pat
     shard.close()
 
 
-def test_an_idle_log_looks_at_the_room_of_its_disk_once_a_second(tmp_path: Path) -> None:
+def test_an_idle_shard_checks_the_free_disk_space_once_a_second(tmp_path: Path) -> None:
     disk = RealDisk()
     looks: list[str] = []
     disk.free_bytes = lambda path: looks.append(path) or (1 << 40)  # type: ignore[method-assign, func-returns-value]
@@ -271,9 +271,7 @@ def test_an_idle_log_looks_at_the_room_of_its_disk_once_a_second(tmp_path: Path)
     shard.close()
 
 
-def test_the_log_says_that_the_disk_is_full_and_when_it_is_not_any_more(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_and_its_end_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     disk = RealDisk()
     bench = Bench(tmp_path, disk)
     shard = bench.open(settings=msgspec.structs.replace(SMALL, disk_reserve=64 << 20))
@@ -332,7 +330,7 @@ def test_a_batch_over_the_streams_limit_is_refused(bench: Bench) -> None:
     shard.close()
 
 
-def test_a_closed_shard_takes_no_more(bench: Bench) -> None:
+def test_a_closed_shard_refuses_appends(bench: Bench) -> None:
     shard = bench.open()
     log = shard.log(1)
     shard.close()
@@ -380,7 +378,7 @@ def test_a_reader_of_committed_records_waits_for_the_open_transaction(bench: Ben
     shard.close()
 
 
-def test_what_was_staged_for_a_deleted_log_is_counted_off_once_though_the_round_fails_at_once(
+def test_units_of_a_deleted_log_are_subtracted_once_even_if_the_round_fails_at_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard = bench.open(1, 2)
@@ -396,7 +394,7 @@ def test_what_was_staged_for_a_deleted_log_is_counted_off_once_though_the_round_
     shard.pump()
     broken = raises(OSError(errno.EIO, "input/output error"))
     monkeypatch.setattr(shard.committer, "plan", lambda round_: (plan if first in tickets(round_) else broken)(round_))
-    shard.intake.journal_freed()
+    shard.scheduler.on_journal_freed()
     shard.pump()
     assert first.error is None and isinstance(gone.error, LogClosed) and isinstance(failed.error, StorageFailed)
     assert shard.pending_bytes == 0
@@ -407,7 +405,7 @@ def test_what_was_staged_for_a_deleted_log_is_counted_off_once_though_the_round_
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_a_callback_that_fails_holds_up_nobody_else(
+def test_a_callback_that_raises_does_not_stop_the_others(
     bench: Bench, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard = bench.open()
@@ -427,7 +425,7 @@ def test_a_callback_that_fails_holds_up_nobody_else(
     shard.close()
 
 
-def test_of_several_who_wait_for_one_ticket_each_is_told(bench: Bench) -> None:
+def test_every_waiter_of_a_ticket_is_notified(bench: Bench) -> None:
     shard = bench.open()
     ticket = shard.log(1).append(batch([b"x"]))
     told: list[int] = []
@@ -441,7 +439,7 @@ def test_of_several_who_wait_for_one_ticket_each_is_told(bench: Bench) -> None:
     shard.close()
 
 
-def test_a_group_tells_the_part_of_a_deleted_log_that_it_was_left_out(bench: Bench) -> None:
+def test_the_part_of_a_deleted_log_gets_an_error_when_its_group_commits(bench: Bench) -> None:
     shard = bench.open(1, 2)
     group = shard.group()
     kept, gone = (group.append(shard.log(number), batch([b"x"])) for number in (1, 2))
@@ -455,7 +453,7 @@ def test_a_group_tells_the_part_of_a_deleted_log_that_it_was_left_out(bench: Ben
     shard.close()
 
 
-def test_a_reader_that_fails_holds_up_nobody_else(bench: Bench) -> None:
+def test_a_waiting_reader_that_raises_does_not_stop_the_others(bench: Bench) -> None:
     shard = bench.open(1, 2)
     woken: list[int] = []
     for number in (1, 2):
@@ -480,7 +478,7 @@ def tickets(round_: Any) -> list[Any]:
     return [unit.ticket for unit in round_.units]
 
 
-def test_a_failure_during_the_last_checkpoint_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_during_the_last_checkpoint_is_reported(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files may be open, and take all that is written, when their folder is gone already."""
     shard = bench.open()
     bench.append(1, [b"x"])
@@ -495,7 +493,7 @@ def test_a_failure_during_the_last_checkpoint_is_told(bench: Bench, monkeypatch:
         shard.close()
 
 
-def test_a_round_on_its_way_into_the_segments_does_not_lack_room(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_being_applied_is_not_waiting_for_disk_space(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker stops while the worker is at it: the round was refused, and the stop no clean one."""
     shard = bench.open(1, 2)
     tail, data, group = shard.log(1).tail, batch([b"a"]), shard.group()

@@ -1,4 +1,4 @@
-"""What is staged becomes a round, and a round an entry: the kernels against what reads their bytes."""
+"""Staging and rounds, and the compiled encoders against the Python code that reads their bytes."""
 
 from collections import deque
 from pathlib import Path
@@ -49,7 +49,7 @@ def unit_of(log: Log, size: int, *, rides_alone: bool = False) -> Unit:
     changes=st.lists(CHANGES, max_size=4),
     ends=st.lists(st.tuples(IDS, st.integers(0, 2**31), INT64), max_size=3),
 )
-def test_an_entry_is_read_back_as_it_was_written(
+def test_a_decoded_entry_equals_what_was_encoded(
     log: Log,
     data: list[tuple[bytes, int, int, bool]],
     changes: list[StateChange],
@@ -71,7 +71,7 @@ def test_an_entry_is_read_back_as_it_was_written(
 
 
 @given(st.tuples(INT64, INT64, INT64, INT64, INT64, INT64))
-def test_a_slot_is_packed_as_it_is_described(values: tuple[int, int, int, int, int, int]) -> None:
+def test_the_compiled_slot_packing_matches_its_layout(values: tuple[int, int, int, int, int, int]) -> None:
     ends = slots.Ends(*values)
     raw = slots.pack(ends)
     assert raw[:-4] == slots.SLOT.pack(*values, 0, 0)[:-4]
@@ -82,7 +82,7 @@ NUMBERS = st.integers(0, 2**64 - 1)
 
 
 @given(st.lists(st.binary(max_size=600), max_size=5), NUMBERS, NUMBERS, NUMBERS)
-def test_an_entry_of_the_journal_is_what_its_layout_says(
+def test_the_compiled_journal_entry_matches_its_layout(
     pieces: list[bytes], number: int, sequence: int, synced: int
 ) -> None:
     whole = b"".join(pieces)
@@ -94,7 +94,7 @@ def test_an_entry_of_the_journal_is_what_its_layout_says(
     assert index.total(mixed) == len(whole)
 
 
-def test_a_round_takes_what_fits_and_at_least_one(log: Log) -> None:
+def test_a_round_takes_the_units_that_fit_and_at_least_one(log: Log) -> None:
     units = [unit_of(log, size) for size in (900, 60, 60, 10)]
     pending, first, second = deque(units), Round(), Round()
     assert first.fill(pending, 100) == [] and first.units == units[:1]
@@ -112,7 +112,7 @@ def test_a_unit_that_rides_alone_gets_a_round_of_its_own(log: Log) -> None:
     assert [one.units for one in rounds] == [[before], [alone], [after]]
 
 
-def test_what_was_staged_for_a_deleted_log_is_left_out_and_the_rest_of_its_group_goes_on(tmp_path: Path) -> None:
+def test_parts_of_a_deleted_log_are_dropped_and_the_rest_of_their_group_is_committed(tmp_path: Path) -> None:
     shard = Bench(tmp_path).open(1, 2)
     kept, deleted = shard.log(1), shard.log(2)
     group = shard.group()
@@ -125,10 +125,10 @@ def test_what_was_staged_for_a_deleted_log_is_left_out_and_the_rest_of_its_group
     assert both.error is None and mine.base_offset == 0 and gone.base_offset == -1
     assert isinstance(alone.error, LogClosed)
     assert nothing.done and nothing.error is None, "a group of nothing was not deleted"
-    assert kept.visible_end == 1 and shard.intake.pending_bytes == 0
+    assert kept.visible_end == 1 and shard.staging.pending_bytes == 0
 
 
-def test_who_hears_that_its_log_is_deleted_may_stage_something_else_at_once(tmp_path: Path) -> None:
+def test_a_callback_for_a_deleted_log_may_stage_another_append(tmp_path: Path) -> None:
     shard = Bench(tmp_path).open(1, 2)
     later: list[Ticket] = []
 
@@ -140,10 +140,10 @@ def test_who_hears_that_its_log_is_deleted_may_stage_something_else_at_once(tmp_
     shard.delete_log(2)
     shard.pump()
     assert [ticket.base_offset for ticket in later] == [0]
-    assert shard.intake.is_idle and shard.intake.pending_bytes == 0
+    assert shard.scheduler.is_idle and shard.staging.pending_bytes == 0
 
 
-def test_a_log_that_is_written_past_the_journal_makes_no_sync_of_a_round(tmp_path: Path) -> None:
+def test_a_round_of_an_async_log_bypasses_the_journal_and_needs_no_sync(tmp_path: Path) -> None:
     shard = Bench(tmp_path).open(1, stream=StreamSettings(write_mode="async"))
     batch_of = Round()
     batch_of.fill(deque([unit_of(shard.log(1), 10)]), 1000)

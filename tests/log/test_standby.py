@@ -1,4 +1,4 @@
-"""The two ends of the stream to a standby, each alone: what damages it, what it refuses, what it forgives."""
+"""The change feed and the follower without a network: damage, refusals, and files that change during the copy."""
 
 import json
 import os
@@ -54,7 +54,7 @@ NO_BROKERS = [
 
 
 class Pair:
-    """A folder that is watched and one that follows it."""
+    """An observed folder and a standby that follows it."""
 
     folder = "one"
 
@@ -96,8 +96,8 @@ def pair(tmp_path: Path) -> Pair:
     return Pair(tmp_path)
 
 
-def test_a_disk_travels_to_other_processes(tmp_path: Path) -> None:
-    """Spark sends one to its workers."""
+def test_a_disk_can_be_pickled_for_other_processes(tmp_path: Path) -> None:
+    """Spark sends a disk to its executors."""
     disk = RealDisk()
     disk.open(str(tmp_path / "open here"), create=True)
     there = pickle.loads(pickle.dumps(disk))
@@ -125,19 +125,19 @@ def test_a_frame_with_any_byte_changed_is_refused_or_awaits_more() -> None:
 
 
 @pytest.mark.parametrize("frame", NO_BROKERS, ids=range(len(NO_BROKERS)))
-def test_what_no_broker_sends_is_a_bad_frame_and_no_bug_of_ours(pair: Pair, frame: bytes) -> None:
+def test_an_invalid_frame_raises_bad_frame(pair: Pair, frame: bytes) -> None:
     with pytest.raises(BadFrame):
         pair.give(frame)
 
 
 @pytest.mark.parametrize("kind", [*Kind, 99])
-def test_a_declared_length_is_checked_before_the_bytes_have_come(kind: int) -> None:
+def test_a_declared_length_is_checked_before_the_bytes_arrive(kind: int) -> None:
     most = 1 << 28 if kind == Kind.LISTING else 1 << 20
     with pytest.raises(BadFrame):
         list(FrameReader().feed(pack(kind, 1)[:-4] + (most + 1).to_bytes(4, "little")))
 
 
-def test_a_leader_that_sends_anything_at_all_breaks_nothing_of_ours(pair: Pair) -> None:
+def test_arbitrary_frames_of_a_leader_cause_no_other_error_than_bad_frame(pair: Pair) -> None:
     pair.send()
     random = Random(7)
     names = ["", "a", "b", "a/c", "a/c/d", "b/e", "..", "/", "lock", "standby", "\0", "x" * 300, "tiers/f"]
@@ -167,11 +167,11 @@ def test_a_path_outside_of_the_folder_is_refused(pair: Pair, path: str) -> None:
 
 def test_a_gap_in_the_changes_is_noticed(pair: Pair) -> None:
     pair.send()
-    with pytest.raises(OutOfStep, match="was due"):
+    with pytest.raises(OutOfStep, match="was expected"):
         pair.give(pack(Kind.CREATE, pair.standby.position + 2, 1, b"a"))
 
 
-def test_a_change_of_what_is_not_there_ends_the_trust_in_the_folder(pair: Pair) -> None:
+def test_a_change_to_a_missing_file_marks_the_folder_as_copying(pair: Pair) -> None:
     pair.send()
     assert follower.state_of(pair.other, pair.copy) == follower.IN_STEP
     with pytest.raises(OutOfStep):
@@ -179,7 +179,7 @@ def test_a_change_of_what_is_not_there_ends_the_trust_in_the_folder(pair: Pair) 
     assert follower.state_of(pair.other, pair.copy) == follower.COPYING
 
 
-def test_what_is_renamed_while_it_is_copied_arrives_under_its_last_name(
+def test_a_file_renamed_during_the_copy_arrives_under_its_last_name(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changes_module, "PIECE_BYTES", 4)
@@ -196,7 +196,7 @@ def test_what_is_renamed_while_it_is_copied_arrives_under_its_last_name(
     assert not Path(pair.copy, "logs").exists()
 
 
-def test_what_is_renamed_between_two_pieces_is_not_replaced_by_the_part_that_has_the_old_name(
+def test_a_file_renamed_between_two_chunks_is_not_replaced_by_the_partial_old_file(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changes_module, "PIECE_BYTES", 4)
@@ -217,7 +217,7 @@ def test_what_is_renamed_between_two_pieces_is_not_replaced_by_the_part_that_has
     assert pair.read("gone/a") == b"0123456789end"
 
 
-def test_a_file_that_another_process_wrote_is_sent_when_it_is_taken_in(pair: Pair) -> None:
+def test_a_file_of_another_process_is_sent_when_it_is_renamed_into_place(pair: Pair) -> None:
     pair.send()
     pair.disk.mkdir(f"{pair.root}/logs")
     os.mkdir(f"{pair.root}/{paths.STAGING}")
@@ -231,10 +231,8 @@ def test_a_file_that_another_process_wrote_is_sent_when_it_is_taken_in(pair: Pai
     assert not Path(pair.copy, "logs", "segment").exists()
 
 
-def test_a_file_that_another_process_wrote_is_synced_before_it_has_its_name(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it replaces is removed next."""
+def test_a_file_of_another_process_is_synced_before_it_is_renamed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that it replaces is removed next, so a power cut could lose both."""
     pair.send()
     pair.disk.mkdir(f"{pair.root}/logs")
     os.mkdir(f"{pair.root}/{paths.STAGING}")
@@ -246,7 +244,7 @@ def test_a_file_that_another_process_wrote_is_synced_before_it_has_its_name(
     assert synced == [b"content"] and pair.read("logs/segment") == b"content"
 
 
-def test_a_folder_goes_with_what_another_process_had_in_it_while_it_was_copied(pair: Pair) -> None:
+def test_removing_a_folder_removes_copied_files_of_another_process(pair: Pair) -> None:
     folder = f"{pair.root}/{paths.TIERS}/1-t"
     pair.disk.mkdir(folder)
     Path(folder, "x.parquet.tmp").write_bytes(b"part")
@@ -258,7 +256,7 @@ def test_a_folder_goes_with_what_another_process_had_in_it_while_it_was_copied(p
     assert not Path(pair.copy, paths.TIERS, "1-t").exists()
 
 
-def test_a_folder_may_be_the_root_of_a_filesystem(tmp_path: Path) -> None:
+def test_a_data_folder_may_be_a_mount_point(tmp_path: Path) -> None:
     for side in ("leader", "standby"):
         (tmp_path / side / "lost+found" / side).mkdir(parents=True)
     pair = Pair(tmp_path)
@@ -268,7 +266,7 @@ def test_a_folder_may_be_the_root_of_a_filesystem(tmp_path: Path) -> None:
     assert os.listdir(f"{pair.copy}/lost+found") == ["standby"], "each filesystem has its own"
 
 
-def test_a_removed_file_that_is_still_written_to_is_nobodys(pair: Pair) -> None:
+def test_writes_to_a_removed_file_are_not_sent(pair: Pair) -> None:
     pair.send()
     path = f"{pair.root}/a"
     file = pair.disk.open(path, create=True, exclusive=True)
@@ -280,7 +278,7 @@ def test_a_removed_file_that_is_still_written_to_is_nobodys(pair: Pair) -> None:
     assert pair.read("a") == b"new"
 
 
-def test_bytes_that_are_patched_after_the_write_are_sent_as_they_were(pair: Pair) -> None:
+def test_bytes_patched_after_the_write_are_sent_as_they_were_written(pair: Pair) -> None:
     pair.send()
     file = pair.disk.open(f"{pair.root}/a", create=True)
     shared = bytearray(b"first")
@@ -304,8 +302,8 @@ def test_a_standby_that_is_too_slow_is_lost_and_costs_no_more_memory(tmp_path: P
     assert pair.standby.is_in_step and pair.read("a") == b"29" * 500
 
 
-def test_what_is_sent_while_a_standby_copies_costs_no_memory(pair: Pair) -> None:
-    """It confirms nothing before it is in step, which may take hours."""
+def test_changes_sent_during_the_copy_take_no_memory(pair: Pair) -> None:
+    """A standby confirms nothing before it is in step, which may take hours."""
     for number in range(20):
         pair.write("a", b"%d" % number)
         pair.give(pair.feed.take())
@@ -316,7 +314,7 @@ def test_what_is_sent_while_a_standby_copies_costs_no_memory(pair: Pair) -> None
     assert not pair.feed._marks and pair.feed.bytes_behind == 0
 
 
-def test_a_standby_that_comes_back_is_not_sent_what_it_has(pair: Pair) -> None:
+def test_a_returning_standby_is_not_sent_files_it_has(pair: Pair) -> None:
     pair.disk.mkdir(f"{pair.root}/logs")
     sealed, same_name = os.urandom(2_000_000), os.urandom(1_000_000)
     for name, data in (("a", sealed), ("b", same_name)):
@@ -335,7 +333,7 @@ def test_a_standby_that_comes_back_is_not_sent_what_it_has(pair: Pair) -> None:
     assert pair.standby.copied_bytes < 1_100_000
 
 
-def test_a_folder_that_is_being_copied_is_opened_by_nobody(pair: Pair) -> None:
+def test_an_unfinished_copy_cannot_be_opened(pair: Pair) -> None:
     pair.disk.mkdir(f"{pair.root}/logs")
     pair.give(pair.feed.read())
     pair.standby.close()
@@ -345,7 +343,7 @@ def test_a_folder_that_is_being_copied_is_opened_by_nobody(pair: Pair) -> None:
         Inspector(pair.copy)
 
 
-def test_a_folder_that_was_served_is_not_overwritten_without_being_asked(pair: Pair) -> None:
+def test_a_folder_that_was_served_is_only_overwritten_on_request(pair: Pair) -> None:
     shard, _ = Shard.open(f"{pair.root}/x", clock=SystemClock())
     shard.close()
     with pytest.raises(Conflict, match="--overwrite"):
@@ -355,7 +353,7 @@ def test_a_folder_that_was_served_is_not_overwritten_without_being_asked(pair: P
     pair.other.close(prepare(pair.other, pair.copy))  # a standby's own may go on
     shard, _ = Shard.open(pair.copy, clock=SystemClock())
     shard.close()
-    with pytest.raises(Conflict, match="was served since"):
+    with pytest.raises(Conflict, match="has served it since"):
         prepare(pair.other, pair.copy)
     pair.other.close(prepare(pair.other, pair.copy, overwrite=True))
 
@@ -376,8 +374,8 @@ def test_a_folder_is_not_overwritten_through_a_link(tmp_path: Path) -> None:
     disk.close(prepare(disk, str(root_by_link), overwrite=True))
 
 
-def test_a_leader_that_was_started_on_another_folder_takes_nothing_away(pair: Pair) -> None:
-    """As one does who forgets --data-dir: the standby would be made as empty as that."""
+def test_a_leader_with_another_folder_does_not_replace_the_copy(pair: Pair) -> None:
+    """For example after forgetting --data-dir: the standby would be emptied."""
     pair.write("a", b"all there is")
     pair.send()
     pair.feed.leave()
@@ -393,7 +391,7 @@ def test_a_leader_that_was_started_on_another_folder_takes_nothing_away(pair: Pa
     assert pair.standby.is_in_step
 
 
-def test_the_copies_of_a_folder_have_its_name(pair: Pair) -> None:
+def test_copies_of_a_folder_share_its_id(pair: Pair) -> None:
     pair.send()
     name = follower.folder_id(pair.disk, pair.root)
     pair.send()
@@ -406,7 +404,7 @@ def test_a_marker_that_cannot_be_read_counts_as_unfinished(pair: Pair) -> None:
     assert follower.state_of(pair.other, pair.copy) == follower.COPYING
 
 
-def test_nobody_is_told_before_as_many_standbys_as_wanted_have_the_change(tmp_path: Path) -> None:
+def test_a_confirm_waits_for_the_required_number_of_standbys(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
     confirms = StandbyAcks(pair.changes, 2)
     other = StandbyFeed(pair.changes, {}, lambda: None)
@@ -417,7 +415,7 @@ def test_nobody_is_told_before_as_many_standbys_as_wanted_have_the_change(tmp_pa
     confirms.then(lambda: told.append(1))
     waiting = threading.Thread(target=confirms.wait, daemon=True)
     waiting.start()
-    while not confirms._threads:  # then it knows what it waits for: not for what is written next
+    while not confirms._threads:  # it has chosen the change it waits for, which is not the next one
         time.sleep(0.001)
     pair.write("a", b"y")
     confirms.then(lambda: told.append(2))
@@ -438,8 +436,8 @@ def test_nobody_is_told_before_as_many_standbys_as_wanted_have_the_change(tmp_pa
     assert told == [0, 1, 2, 3]
 
 
-def test_zeros_are_not_sent_one_by_one(pair: Pair) -> None:
-    """New journals are made of nothing else: a queue that holds a few megabytes must not overflow with them."""
+def test_zeros_are_sent_as_a_count(pair: Pair) -> None:
+    """New journal files consist of zeros, which must not overflow a queue of a few megabytes."""
     pair.disk.watcher = None
     pair.write("before", bytes(3 << 20))
     pair.disk.watcher = pair.changes
@@ -450,7 +448,7 @@ def test_zeros_are_not_sent_one_by_one(pair: Pair) -> None:
     assert pair.read("before") == bytes(3 << 20) and pair.read("after") == bytes(3 << 20) + b"end"
 
 
-def test_what_is_written_without_a_sync_waits_for_standbys_too(pair: Pair) -> None:
+def test_unsynced_writes_wait_for_standbys_too(pair: Pair) -> None:
     pair.feed.leave()
     file = pair.disk.open(f"{pair.root}/a", create=True)
     confirms = StandbyAcks(pair.changes, 1)
@@ -461,7 +459,7 @@ def test_what_is_written_without_a_sync_waits_for_standbys_too(pair: Pair) -> No
     assert not told, "nobody listens, and somebody is to"
 
 
-def test_the_child_of_a_fork_closes_the_lock_of_a_folder_whatever_other_threads_did(tmp_path: Path) -> None:
+def test_a_forked_child_can_close_the_folder_lock_whatever_other_threads_held(tmp_path: Path) -> None:
     disk = RealDisk()
     lock = disk.lock(f"{tmp_path}/lock")
     had, may_end = threading.Event(), threading.Event()
@@ -485,7 +483,7 @@ def test_the_child_of_a_fork_closes_the_lock_of_a_folder_whatever_other_threads_
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_an_open_file_is_known_by_its_last_name() -> None:
+def test_an_open_file_is_reported_under_its_last_name() -> None:
     names = OpenPaths()
     for file, path in ((3, "/d/a"), (4, "/d/a"), (5, "/d/b"), (6, "/e/c")):
         names.opened(file, path)

@@ -1,4 +1,4 @@
-"""The state of a shard is written anew now and then, and what stops that half-way must cost nothing."""
+"""The state files are rewritten now and then, and an interrupted rewrite must lose nothing."""
 
 import errno
 from random import Random
@@ -54,7 +54,7 @@ def after_a_power_cut(bench: Bench, mode: str) -> dict[bytes, bytes]:
     return dict(found.open().state.items("t"))
 
 
-def test_what_was_deleted_before_a_rewrite_without_room_stays_deleted(bench: Bench) -> None:
+def test_a_key_deleted_before_a_rewrite_without_room_stays_deleted(bench: Bench) -> None:
     """By the time there is room the state may have grown, and nothing is written anew: the old file still has it."""
     outgrown(bench)
     put(bench, gone=None)
@@ -79,10 +79,10 @@ def test_what_was_deleted_before_a_rewrite_without_room_stays_deleted(bench: Ben
         ("rename", 2, errno.ENOSPC),
     ],
 )
-def test_a_rewrite_that_is_broken_off_anywhere_is_tried_again_and_loses_nothing(
+def test_a_rewrite_interrupted_at_any_call_is_retried_and_loses_nothing(
     bench: Bench, kind: str, nth: int, error: int, mode: str
 ) -> None:
-    """Also if the names of the new files were there: what the old ones are given afterwards would not be found."""
+    """Even if the new files had their names: values appended to the old files afterwards would not be found."""
     outgrown(bench)
     bench.shard.disk.arm(Fault(kind, nth, error, within="/state"))
     checkpoint(bench)

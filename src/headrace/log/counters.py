@@ -1,4 +1,4 @@
-"""Counters of a shard, plain numbers: they are read when somebody scrapes, never sent anywhere."""
+"""Counters of a shard: plain numbers that the metrics endpoint reads."""
 
 from bisect import bisect_left
 from dataclasses import dataclass, field

@@ -1,16 +1,16 @@
-"""A log: one partition, an ordered run of segments. This is the side that callers see.
+"""A log: the append-only record sequence of one partition, kept in segments. This is its public side.
 
-Owned by one shard. All methods run on the owner thread; what they start on disk is done by the shard's worker.
-Reads see only what lies below the visible end, whatever is being written behind it.
+A log is owned by one shard, and all methods run on the owner thread; the shard's worker does the disk writes that they
+cause. Reads see only records below the visible end, whatever is being written after it.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
 
 from headrace.errors import CorruptLog, LogClosed, OffsetOutOfRange, StorageError
 from headrace.log.commit.log_writer import Tail
-from headrace.log.commit.round import LogEnd
+from headrace.log.commit.round import LogEnd, Staging
 from headrace.log.read.cold_reads import ReadWaits
 from headrace.log.read.file_range import FileRange
 from headrace.log.read.reader import Chunk, Reader
@@ -18,16 +18,13 @@ from headrace.log.segments.segment import Segment
 from headrace.log.settings import StreamSettings
 from headrace.record.slice import Slice
 
-if TYPE_CHECKING:
-    from headrace.log.shard import Shard
-
 READ_BYTES = 1 << 20
 
 T = TypeVar("T")
 
 
 class LogSpec(NamedTuple):
-    """What the catalog knows of a log. The id is never used again; the slug is for people who list the folder."""
+    """A log as the catalog describes it. Its id is never reused; the slug makes the folder's name readable."""
 
     id: int
     slug: str
@@ -35,6 +32,8 @@ class LogSpec(NamedTuple):
 
 
 class Waiter:
+    """A callback for when an offset can be read."""
+
     __slots__ = ("callback", "committed", "offset")
 
     def __init__(self, offset: int, callback: Callable[[], object] | None, committed: bool) -> None:
@@ -46,31 +45,43 @@ class Waiter:
         self.callback = None
 
 
-def wake_all(logs: "Iterable[Log]") -> None:
-    """Those who wait for each, whatever one of them does; the first thing that one raised is raised after that."""
-    raised: Exception | None = None
-    for log in logs:
-        try:
-            log.wake()
-        except Exception as bug:  # noqa: BLE001 - see above
-            raised = raised or bug
-    if raised is not None:
-        raise raised
+class LogOwner(Protocol):
+    """What a log needs of its shard."""
+
+    def defer(self, callback: Callable[[], object], /) -> object:
+        """Call back in a later event-loop iteration of the owner thread."""
+
+    def publish_ends(self, log: "Log") -> None:
+        """Have the log's slot written: an end moved without an append."""
+
+    def pin_added(self, log: "Log") -> None:
+        """Stop retention that is under way from deleting records that a new pin needs."""
+
+    def planned_segment(self, log: "Log", base: int, generation: int) -> tuple[Segment, bool]:
+        """A segment in the generation that a reader planned on, and whether a lease keeps it unchanged."""
 
 
 class Log(LogEnd):
-    def __init__(self, shard: "Shard", spec: LogSpec, tail: Tail, start_offset: int) -> None:
-        super().__init__(shard.intake, spec.id, spec.settings, shard.epoch)
-        self._shard = shard
-        self.slug = spec.slug
+    def __init__(
+        self,
+        owner: LogOwner,
+        staging: Staging,
+        spec: LogSpec,
+        epoch: int,
+        tail: Tail,
+        reader: Reader,
+        start_offset: int = 0,
+    ) -> None:
+        super().__init__(staging, spec.id, spec.slug, spec.settings, epoch)
+        self._owner = owner
+        self._reader = reader
         self.tail = tail
         self.start_offset = start_offset
         self.next_offset = max(tail.next_offset, start_offset)
         self.visible_end = self.durable_end = self.next_offset
-        self.holds: dict[str, int] = {}
-        self.unsettled_from: Callable[[], int] | None = None  # of a queue that reads it
-        self.compacted_until = 0  # before it every key is there once; known since the start only
-        self._reader = Reader(shard.files, shard.index_cache, shard.recent_reads, tail, shard.counters, shard.loader)
+        self.holds: dict[str, int] = {}  # pins: name -> first offset that is needed
+        self.unsettled_from: Callable[[], int] | None = None  # first offset that a queue over this log has not settled
+        self.compacted_until = 0  # before it each key occurs once; only known for compactions since the start
         self._waiters: list[Waiter] = []
         self._waiters_max = 64
 
@@ -86,22 +97,22 @@ class Log(LogEnd):
 
     @property
     def stable_end(self) -> int:
-        """Where readers of committed records stop: the first offset of the oldest open transaction, or what deletion
-        left of it."""
+        """Where readers of committed records stop: the first offset of the oldest open transaction, but never below the
+        log's start."""
         return self.stable_below(self.visible_end)
 
     def hold_stable(self, offset: int | None) -> None:
         before = self.stable_end
         self._stable_hold = offset
-        if self.stable_end != before and not self.is_closed:  # back, too: a start learns of open transactions late
-            self._shard.tell(self)
+        if self.stable_end != before and not self.is_closed:  # it may move back: open transactions load after a start
+            self._owner.publish_ends(self)
         if offset is None or offset > self.stable_end:
             self.wake()
 
     # Reading.
 
     def read(self, offset: int, max_bytes: int = READ_BYTES, *, end: int | None = None) -> Chunk:
-        """As read_now, for those who may wait for the disk."""
+        """Like read_now, but waits for the disk."""
         while True:
             try:
                 return self.read_now(offset, max_bytes, end=end)
@@ -109,11 +120,11 @@ class Log(LogEnd):
                 cold.load()
 
     def read_now(self, offset: int, max_bytes: int = READ_BYTES, *, end: int | None = None) -> Chunk:
-        """Whole batches from the one that holds offset, as many as max_bytes hold, but one at least. ReadWaits when
-        they are not in memory.
+        """Whole batches, beginning with the one that contains offset: up to max_bytes, but at least one. Raises
+        ReadWaits if they are not in memory.
 
-        An empty chunk at the visible end (or at `end`, if that comes first). The first batch may begin before
-        offset: batches are never cut.
+        The chunk is empty at the visible end, or at `end` if that comes first. The first batch may begin before offset,
+        because batches are never cut.
         """
         stop = self.visible_end if end is None else min(end, self.visible_end)
         if offset < self.start_offset or offset > self.visible_end:
@@ -130,16 +141,16 @@ class Log(LogEnd):
             raise self._unreadable(error) from error
 
     def behind_now(self, offset: int) -> int:
-        """For whoever met damage at an offset: the next one from which there is something to read, or the visible end.
-        ReadWaits when what has to be looked at is not in memory."""
+        """The next readable offset after damage at `offset`, or the visible end. Raises ReadWaits if the data to search
+        is not in memory."""
         try:
             return self._reader.behind(offset, self.visible_end)
         except OSError as error:
             raise self._unreadable(error) from error
 
     def part_now(self, offset: int, max_bytes: int = READ_BYTES, *, end: int | None = None) -> FileRange | None:
-        """As read_now, but the batches stay in their file, for whoever sends them on as they are. None where they have
-        to be read, or where read_now has something else to say."""
+        """Like read_now, but returns a range of the file, to be sent as it is. None if the batches have to be read, or
+        if read_now would raise or return nothing."""
         stop = self.visible_end if end is None else min(end, self.visible_end)
         if self.is_closed or not self.start_offset <= offset < stop:
             return None
@@ -149,11 +160,11 @@ class Log(LogEnd):
             raise self._unreadable(error) from error
 
     def read_planned_now(self, base: int, generation: int, offset: int, max_bytes: int = READ_BYTES) -> Chunk:
-        """As read_now, but of a segment in the generation that somebody planned on: where it is held, retention and
-        rewriting have changed nothing of it. SegmentGone when it is not there any more."""
+        """Like read_now, but from a segment in the generation that the reader planned on. While a lease holds it,
+        neither retention nor a rewrite changes it. Raises SegmentGone if it no longer exists."""
         if self.is_closed:
             raise LogClosed(f"log {self.id} ({self.slug}) is closed")
-        segment, is_held = self._shard.maintenance.planned_segment(self, base, generation)
+        segment, is_held = self._owner.planned_segment(self, base, generation)
         start = segment.base if is_held else max(segment.base, self.start_offset)
         stop = min(segment.next_offset, self.visible_end)
         if not start <= offset <= stop:
@@ -179,17 +190,17 @@ class Log(LogEnd):
         return self._waiting(lambda: self._reader.read_slice(piece))
 
     def slices(self, start: int, end: int, split_bytes: int) -> list[Slice]:
-        """Cut [start, end) into pieces of about split_bytes on batch boundaries known to the index."""
+        """Cut [start, end) into slices of about split_bytes, at batch boundaries that the index knows."""
         start, end = max(start, self.start_offset), min(end, self.visible_end)
         return self._waiting(lambda: self._reader.slices(self.id, start, end, split_bytes))
 
     def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
-        """As offset_for_timestamp_now, for those who may wait for the disk."""
+        """Like offset_for_timestamp_now, but waits for the disk."""
         return self._waiting(lambda: self.offset_for_timestamp_now(timestamp_ms))
 
     def offset_for_timestamp_now(self, timestamp_ms: int, start: int = 0) -> tuple[int, int] | None:
-        """(offset, timestamp) of the first record at or after timestamp_ms, and at or behind `start`; None when there
-        is none. ReadWaits when what has to be looked at is not in memory."""
+        """(offset, timestamp) of the first record at or after both timestamp_ms and the offset `start`; None if there
+        is none. Raises ReadWaits if the data to search is not in memory."""
         start = max(start, self.start_offset)
         try:
             return self._reader.offset_for_timestamp(timestamp_ms, start, self.visible_end)
@@ -198,16 +209,18 @@ class Log(LogEnd):
 
     @property
     def max_timestamp(self) -> int:
-        """Of all batches, also of transactions' ends and of what nobody sees yet, or any more; -1 without any."""
+        """Largest timestamp of all batches, including transaction markers and batches below the start or above the
+        visible end; -1 if there are none."""
         return max((segment.max_timestamp for segment in self.tail.segments), default=-1)
 
     def forget_positions(self) -> None:
         self._reader.forget_positions()
 
     def epoch_end(self, epoch: int) -> tuple[int, int]:
-        """(the largest epoch at or below the one asked for, the offset where it ended). Of one before the first record
-        nothing was ever written, so it ended where that begins: who waited then has lost nothing, and is not to be told
-        that something was cut. (-1, 0) if there are records and nobody knows of which epochs."""
+        """(largest epoch at or below the requested one, offset where it ended).
+
+        An epoch before the first record ended where that record begins: a reader from that time has lost nothing and
+        must not be told of a truncation. (-1, 0) if there are records whose epochs are unknown."""
         at = bisect_right(self.epochs, epoch, key=lambda entry: entry[0])
         if at == 0 and self.epochs:
             return epoch, max(self.epochs[0][1], self.start_offset)
@@ -217,14 +230,14 @@ class Log(LogEnd):
         return self.epochs[at - 1][0], end
 
     def wait(self, offset: int, callback: Callable[[], object], *, committed: bool = True) -> Waiter:
-        """Call back, once, on the owner thread, when offset can be read (or when waiting became pointless).
-        Without `committed` what an open transaction wrote counts, too."""
+        """Call back, once, on the owner thread, when offset can be read or the log is closed. Without `committed`,
+        records of open transactions count as readable."""
         waiter = Waiter(offset, callback, committed)
         if (self.stable_end if committed else self.visible_end) > offset or self.is_closed:
-            self._shard.defer(lambda: self._fire(waiter))
+            self._owner.defer(lambda: self._fire(waiter))
         else:
-            if len(self._waiters) >= self._waiters_max:  # a quiet log must not collect those who gave up
-                self._waiters = [one for one in self._waiters if one.callback is not None]
+            if len(self._waiters) >= self._waiters_max:  # a quiet log must not collect cancelled waiters
+                self._waiters = [other for other in self._waiters if other.callback is not None]
                 self._waiters_max = max(64, 2 * len(self._waiters))
             self._waiters.append(waiter)
         return waiter
@@ -247,7 +260,7 @@ class Log(LogEnd):
             if waiter.offset < (stable_end if waiter.committed else visible_end) or self.is_closed:
                 try:
                     self._fire(waiter)
-                except Exception as bug:  # noqa: BLE001 - the others are woken all the same
+                except Exception as bug:  # noqa: BLE001 - raised once all waiters were woken
                     raised = raised or bug
             else:
                 self._waiters.append(waiter)
@@ -257,30 +270,31 @@ class Log(LogEnd):
     # Retention.
 
     def set_retention_hold(self, name: str, offset: int | None) -> None:
-        """A pin: no segment with records at or after offset is removed while it stands. Set it before it is stored:
-        then it holds, once that is durable, against what retention has begun, too."""
+        """Set a pin: retention keeps all segments with records at or after offset. None removes it.
+
+        Set the pin before you store it: then, once it is durable, it also holds against retention that had begun."""
         if offset is None:
             self.holds.pop(name, None)
         else:
             self.holds[name] = offset
-            self._shard.maintenance.starts.give_way(self)
+            self._owner.pin_added(self)
 
     @property
     def compaction_hold(self) -> int | None:
-        """Compaction stops before it: a pin needs what follows, or a queue that has not settled it."""
+        """Compaction stops before this offset: a pin, or a queue that has not settled it, needs what follows."""
         needed = [*self.holds.values(), *((self.unsettled_from(),) if self.unsettled_from is not None else ())]
         return min(needed, default=None)
 
     @property
     def has_damage(self) -> bool:
-        """Found by the start, or met by a reader in a segment that is still there."""
+        """Recovery found damage, or a reader did in a segment that still exists."""
         rotten = self.tail.rotten
         if self.damage is not None or not rotten:
             return self.damage is not None
         return any(segment.path() in rotten for segment in self.tail.segments)
 
     def damaged_from(self, offset: int, damage: CorruptLog) -> None:
-        """As if the start had found it: what lies before is served, and nothing is appended."""
+        """Treat damage as recovery would: serve the records before it and refuse appends."""
         self.damage = damage
         self.next_offset = self.visible_end = self.durable_end = offset
 

@@ -372,7 +372,7 @@ def test_publishers_are_refused_while_the_disk_is_too_slow(own: type[Live]) -> N
     server.publish("t", {"value": 1})
 
     async def behind(size: int) -> None:
-        server.broker.shard.intake.pending_bytes += size
+        server.broker.shard.staging.pending_bytes += size
 
     server.call(behind(1 << 30))
     answer = server.client.post("/topics/t/messages", json={"value": 2})

@@ -79,7 +79,7 @@ async def test_a_buffer_is_used_again_only_if_nothing_writes_it_any_more(
             shard, pool = failing.broker.shard, failing.listener.pool
             for fails in (False, True):
                 if fails:
-                    monkeypatch.setattr(shard.intake, "start_round", lambda: None)
+                    monkeypatch.setattr(shard.staging, "start_round", lambda: None)
                 waiting = asyncio.create_task(client.produce("large", large))
                 while fails and not shard.pending_bytes:
                     await asyncio.sleep(0.001)

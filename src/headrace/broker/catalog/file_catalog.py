@@ -18,10 +18,10 @@ from headrace.errors import CorruptCatalog
 from headrace.log.catalog import document as documents
 from headrace.log.catalog.copy import CatalogCopy
 from headrace.log.catalog.document import Identity, file_name
-from headrace.log.catalog.quarantine import set_aside
 from headrace.log.catalog.survey import Survey, restore, survey
 from headrace.log.disk.disk import Disk, write_atomically
 from headrace.log.disk.paths import CATALOG
+from headrace.log.disk.quarantine import quarantine
 from headrace.log.standby.acks import StandbyAcks
 
 
@@ -105,7 +105,7 @@ class FileCatalog:
             self.restored += [restore(self._disk, self._data_dir, finding) for finding in found.findings]
             found = survey(self._disk, self._root, self._copy)
         if found.lost_with_the_copy:
-            kept = set_aside(self._disk, self._data_dir, self._copy.path)
+            kept = quarantine(self._disk, self._data_dir, self._copy.path)
             names = ", ".join(found.lost_with_the_copy)
             self.restored.append(
                 f"the catalog's copy was damaged and is kept in {kept}: it named {names}, which no longer exist"

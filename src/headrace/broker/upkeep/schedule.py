@@ -43,7 +43,7 @@ class Housekeeping:
                 if emptying is None or emptying.done():
                     emptying = asyncio.create_task(self._safely(self._make_room), name="housekeeping")
                     await asyncio.wait([emptying], timeout=interval_s)
-                elif self._shard.intake.waits_for_room:
+                elif self._shard.scheduler.waits_for_room:
                     await self._each_log(self._begin_retention)
         finally:
             for task in (compacting, emptying):
@@ -102,7 +102,7 @@ class Housekeeping:
             await ticket
 
     async def _begin_retention(self, log: Log) -> None:
-        """Start retention without waiting for it: see RoundScheduler.let_starts_pass."""
+        """Start retention without waiting for it: see RoundScheduler.move_starts."""
         self._shard.maintenance.apply_retention(log, self._clock.now_ms())
 
     async def _compact_if_due(self, log: Log) -> None:

@@ -1,11 +1,12 @@
-"""The second copy of the catalog: every document again, as a line of one file, in the order of the changes.
+"""The catalog's copy: every document as a line of one file, in the order of the changes.
 
-A line is the CRC32C of the rest, in eight digits, a space, and JSON: kind, file, and the document's text, or null when
-it was removed. The last line of a document counts.
+A line is the CRC32C of the rest in eight hex digits, a space, and JSON: kind, file, and the document's text, or null if
+it was removed. The last line of a document is the valid one.
 
-A document is durable before its line is, and is removed after its line says so. So the copy never names a document
-that is not there: one that is missing, or cannot be believed, was damaged since, and the copy has it. What the copy
-lacks is at most a change that nobody was told of. Where that cannot be kept up, there is no copy for a while.
+A document becomes durable before its line does, and is removed after the line that records it. So the copy never names
+a document that was not written: a document that is missing or cannot be trusted was damaged later, and the copy can
+restore it. The copy lacks at most a change that was never confirmed. When this cannot be guaranteed, the copy is
+removed for a while.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ HEADER = b"headrace catalog copy 1"
 Name = tuple[str, str]  # kind and file
 
 _CRC_DIGITS = 8
-_STUFFED_BYTES_MIN = 1 << 20
+_REWRITE_BYTES_MIN = 1 << 20
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -34,18 +35,18 @@ class _Line(msgspec.Struct, frozen=True):
 class CopyContent:
     texts: dict[Name, bytes] = field(default_factory=dict)
     is_there: bool = False
-    is_sound: bool = False  # up to its end: nothing that it says was replaced by a line that is lost
+    is_sound: bool = False  # intact to its end: no line that may have replaced another is lost
     size: int = 0
 
 
 class CatalogCopy:
-    """Not safe for threads: the catalog has a lock around it."""
+    """Not thread-safe: the catalog calls it with a lock held."""
 
     def __init__(self, disk: Disk, folder: str) -> None:
         self._disk = disk
         self._folder = folder
         self.path = f"{folder}/{paths.CATALOG_COPY}"
-        self._size: int | None = None  # None: not to be added to
+        self._size: int | None = None  # None: no line may be appended
         self._live_bytes = 0
 
     def read(self) -> CopyContent:
@@ -55,7 +56,7 @@ class CatalogCopy:
         content = CopyContent(is_there=True, is_sound=data.startswith(HEADER + b"\n"), size=len(data))
         *lines, rest = data.split(b"\n")
         if rest:
-            content.is_sound = False  # torn by a crash, perhaps
+            content.is_sound = False  # perhaps torn by a crash
         for raw in lines[1:] if content.is_sound else lines:
             line = _parse(raw)
             if line is None:
@@ -68,19 +69,19 @@ class CatalogCopy:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a change can be added; otherwise it is to be settled first."""
-        return self._size is not None and not _is_stuffed(self._size, self._live_bytes)
+        """Whether a change can be appended; if not, call `settle` first."""
+        return self._size is not None and not _needs_rewrite(self._size, self._live_bytes)
 
     def settle(self, content: CopyContent, texts: Mapping[Name, bytes]) -> None:
-        """Have it say what the catalog says."""
+        """Bring the copy up to date with the catalog's documents."""
         self._live_bytes = sum(map(len, texts.values()))
-        if content.is_sound and content.texts == texts and not _is_stuffed(content.size, self._live_bytes):
-            self._keep(lambda: self._sync(content.size))
+        if content.is_sound and content.texts == texts and not _needs_rewrite(content.size, self._live_bytes):
+            self._update_or_remove(lambda: self._sync(content.size))
         elif texts or content.is_there:
-            self._keep(lambda: self._write(texts))
+            self._update_or_remove(lambda: self._write(texts))
 
     def _sync(self, size: int) -> int:
-        """After a kill its last line may be in the page cache only."""
+        """After a kill the last line may be in the page cache only."""
         file = self._disk.open(self.path)
         try:
             self._disk.sync(file)
@@ -95,11 +96,11 @@ class CatalogCopy:
         return len(data)
 
     def add(self, kind: str, file: str, text: bytes | None, replaced_bytes: int) -> None:
-        """On return it is durable, or there is no copy."""
+        """Append a change. On return it is durable, or the copy has been removed."""
         assert self._size is not None
         self._live_bytes += len(text or b"") - replaced_bytes
         size = self._size
-        self._keep(lambda: self._append(_line(kind, file, text) + b"\n", size))
+        self._update_or_remove(lambda: self._append(_line(kind, file, text) + b"\n", size))
 
     def _append(self, line: bytes, size: int) -> int:
         file = self._disk.open(self.path)
@@ -110,9 +111,10 @@ class CatalogCopy:
             self._disk.close(file)
         return size + len(line)
 
-    def _keep(self, work: Callable[[], int]) -> None:
-        """A disk that is full is no reason to refuse a change that is durable already, and a copy that lacks it would
-        bring back the past: none is better, and the next change tries again. That it is gone must be certain."""
+    def _update_or_remove(self, work: Callable[[], int]) -> None:
+        """Update the copy, or remove it if the disk fails. The change is durable in its document already and cannot be
+        refused, and a copy that lacks it would restore an old version. The removal must be durable; the next change
+        tries to write the copy again."""
         self._size = None
         try:
             self._size = work()
@@ -123,8 +125,8 @@ class CatalogCopy:
             self._disk.sync_dir(self._folder)
 
 
-def _is_stuffed(size: int, live_bytes: int) -> bool:
-    return size > 4 * live_bytes + _STUFFED_BYTES_MIN
+def _needs_rewrite(size: int, live_bytes: int) -> bool:
+    return size > 4 * live_bytes + _REWRITE_BYTES_MIN
 
 
 def _line(kind: str, file: str, text: bytes | None) -> bytes:

@@ -1,4 +1,4 @@
-"""Documents of the catalog: JSON for people to read, with a checksum as its last member.
+"""Documents of the catalog: JSON that people can read, with a checksum as the last member.
 
     {
       "identity": [
@@ -9,9 +9,9 @@
       "crc32c": "2a34649b"
     }
 
-The checksum is over the bytes before its own line, as they are, spaces included, and that line has one form only: so
-every flipped bit of a file is noticed, wherever it lies. Documents of earlier versions have none. One that has lost
-its checksum is not taken for such a one, as a flipped bit cannot make the member's name disappear.
+The checksum covers the bytes before its own line, including spaces, and that line has only one valid form: so every
+flipped bit of a file is detected. Documents of earlier versions have no checksum. A document with a damaged checksum is
+not mistaken for one of those, because a flipped bit cannot remove the member's name.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from headrace.record.batch.crc32c import crc32c
 
 SUFFIX = ".json"
 CHECKSUM = "crc32c"
-Identity = tuple[str, ...]  # such as (vhost, name): what makes a thing of one kind different from another
+Identity = tuple[str, ...]  # such as (vhost, name); unique among the documents of one kind
 
 _LAST_LINE = re.compile(rb',\n  "crc32c": "([0-9a-f]{8})"\n}\n')
 _LAST_LINE_BYTES = len(b',\n  "crc32c": "00000000"\n}\n')
@@ -39,7 +39,7 @@ class Document(NamedTuple):
 
 
 def sealed(content: dict[str, Any]) -> bytes:
-    """The file of a document. It has a member at least: its identity."""
+    """The file of a document, with its checksum. `content` has at least one member: the identity."""
     text = msgspec.json.format(msgspec.json.encode(content), indent=2)
     assert text.endswith(_END)
     body = text.removesuffix(_END)
@@ -47,10 +47,10 @@ def sealed(content: dict[str, Any]) -> bytes:
 
 
 def read(text: bytes, path: str) -> Document:
-    """CorruptCatalog, which names the file, unless everything in it can be believed."""
+    """Parse and verify a document. Raises CorruptCatalog if any of it cannot be trusted."""
     last = _LAST_LINE.fullmatch(text, max(0, len(text) - _LAST_LINE_BYTES))
     if last is not None and int(last[1], 16) != crc32c(text[: last.start()]):
-        raise CorruptCatalog(path, "its checksum is not that of its content")
+        raise CorruptCatalog(path, "its checksum does not match its content")
     content = parse(text, path)
     if last is None and any(map(is_like_checksum, content)):
         raise CorruptCatalog(path, "its checksum cannot be read")
@@ -59,36 +59,36 @@ def read(text: bytes, path: str) -> Document:
 
 
 def content_of(text: bytes) -> dict[str, Any]:
-    """What a document says that has been read before, and was believed."""
+    """The content of a document that was verified before."""
     content = msgspec.json.decode(text, type=dict[str, Any])
     content.pop(CHECKSUM, None)
     return content
 
 
 def is_like_checksum(key: str) -> bool:
-    """The checksum's name, or what a flipped bit made of it."""
+    """The checksum's name, possibly with a flipped bit."""
     return key[:3] == CHECKSUM[:3] or key[3:] == CHECKSUM[3:]
 
 
 def parse(text: bytes, path: str) -> dict[str, Any]:
-    """What a document says, whether or not it can be believed. CorruptCatalog when it says nothing, or is not the one
-    that belongs under this name."""
+    """Parse a document without verifying its checksum. Raises CorruptCatalog if it cannot be parsed, or does not belong
+    under this name."""
     try:
         content = msgspec.json.decode(text, type=dict[str, Any])
         identity = tuple(content["identity"])
     except KeyError:
-        raise CorruptCatalog(path, "it does not say what it describes") from None
+        raise CorruptCatalog(path, "it has no identity") from None
     except (msgspec.MsgspecError, UnicodeError, TypeError) as error:
         raise CorruptCatalog(path, str(error)) from None
     if not identity or not all(isinstance(part, str) for part in identity):
-        raise CorruptCatalog(path, f"it describes {identity!r}, which is no name")
+        raise CorruptCatalog(path, f"its identity {identity!r} is not a list of names")
     if path.rpartition("/")[2] != file_name(identity):
-        raise CorruptCatalog(path, f"it describes {identity!r}, which would be in {file_name(identity)}")
+        raise CorruptCatalog(path, f"it describes {identity!r}, which belongs in {file_name(identity)}")
     return content
 
 
 def file_name(identity: Identity) -> str:
-    """Readable in part, unique by its hash: 128 bits of SHA-256 over the parts with their lengths."""
+    """A readable prefix and 128 bits of SHA-256 over the parts of the identity with their lengths."""
     digest = hashlib.sha256()
     for part in identity:
         data = part.encode("utf-8", "surrogatepass")

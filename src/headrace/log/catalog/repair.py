@@ -1,7 +1,7 @@
-"""Going on after documents of the catalog were damaged and their second copy cannot bring them back by itself.
+"""Manual repair of the catalog, for damaged documents that a start cannot restore from the catalog's copy.
 
-A start restores what it can be sure of. What is left is for a person to decide, document by document: take it as it is,
-take what the copy still says, though the copy is damaged, too, or go on without it. Nothing is deleted.
+A start restores everything it can be certain of. A person decides about the other documents, one by one: accept the
+document as it is, take the version in the copy although the copy is damaged, too, or drop it. Nothing is deleted.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,10 +10,10 @@ from typing import NamedTuple, TypeVar
 from headrace.errors import CorruptCatalog, InvalidInput
 from headrace.log.catalog import document
 from headrace.log.catalog.copy import CatalogCopy, CopyContent
-from headrace.log.catalog.quarantine import set_aside
 from headrace.log.catalog.survey import Finding, Survey, put_back, survey
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk, RealDisk
+from headrace.log.disk.quarantine import quarantine
 from headrace.log.standby import follower
 
 T = TypeVar("T")
@@ -23,10 +23,10 @@ class DocumentFacts(NamedTuple):
     kind: str
     path: str
     problem: str
-    says: str | None  # what is there, readable or not
-    copy: str | None  # what the copy says
-    restores_itself: bool  # the next start puts the copy in its place
-    can_be_taken: bool  # it says something, and that under the right name
+    says: str | None  # content of the file, readable or not
+    copy: str | None  # the version in the catalog's copy
+    restores_itself: bool  # the next start restores it from the copy
+    can_be_taken: bool  # it can be parsed and has the right name
 
 
 class Done(NamedTuple):
@@ -35,7 +35,7 @@ class Done(NamedTuple):
 
 
 def examine(root: str, disk: Disk | None = None) -> list[DocumentFacts]:
-    """Every document that cannot be believed. The broker must be stopped; nothing is changed."""
+    """All documents that cannot be trusted. The broker must be stopped; nothing is changed."""
     return _locked(root, disk or RealDisk(), lambda catalog: [catalog.facts(f) for f in catalog.survey.findings])
 
 
@@ -48,22 +48,23 @@ def decide(
     accept_loss: bool = False,
     disk: Disk | None = None,
 ) -> list[Done]:
-    """Files are named by their path, or the last part of it. All are checked before anything is changed; what can be
-    restored for certain is left to the start. Being interrupted leaves the rest as it was: do it again."""
+    """Apply decisions about documents, named by their path or file name. All names are checked before anything is
+    changed. Documents that the next start can restore are left to it. After an interruption, call it again: the rest is
+    as it was."""
 
     def work(catalog: "_Catalog") -> list[Done]:
         taken = [(catalog.find(name), catalog.take) for name in as_is]
         copied = [(catalog.find(name), catalog.put_copy) for name in from_copy]
         dropped = [(catalog.find(name, sound=True), catalog.drop) for name in without]
         chosen = {finding.path for finding, _ in (*taken, *copied, *dropped)}
-        left = [(f, catalog.give_up) for f in catalog.hopeless() if accept_loss and f.path not in chosen]
+        left = [(f, catalog.give_up) for f in catalog.not_restorable() if accept_loss and f.path not in chosen]
         if len(chosen) < len(taken) + len(copied) + len(dropped):
-            raise InvalidInput("a document is named twice: decide for one thing")
+            raise InvalidInput("a document is named twice: choose one decision for it")
         for finding, _ in taken:
             document.parse(finding.text or b"", finding.path)
         for finding, _ in copied:
             if finding.copy is None:
-                raise InvalidInput(f"the catalog's copy does not have {finding.path}")
+                raise InvalidInput(f"the catalog's copy does not contain {finding.path}")
         done = [Done(finding.path, act(finding)) for finding, act in (*taken, *copied, *dropped, *left)]
         if done:
             catalog.settle_copy()
@@ -91,11 +92,11 @@ class _Catalog:
             _can_be_taken(finding),
         )
 
-    def hopeless(self) -> list[Finding]:
+    def not_restorable(self) -> list[Finding]:
         return [finding for finding in self.survey.findings if not self.survey.can_restore(finding)]
 
     def find(self, name: str, *, sound: bool = False) -> Finding:
-        """A damaged document, or with `sound` any."""
+        """A damaged document; with `sound`, any document."""
         for finding in self.survey.findings:
             if name in (finding.path, finding.file):
                 return finding
@@ -107,10 +108,10 @@ class _Catalog:
 
     def take(self, finding: Finding) -> str:
         content = document.parse(finding.text or b"", finding.path)
-        # A checksum is always the last member: whatever else is left of an old one is not part of the document.
+        # Remains of a damaged checksum are not part of the document: the real one is always the last member.
         content = {key: value for key, value in content.items() if not document.is_like_checksum(key)}
         kept = put_back(self._disk, self._root, finding, document.sealed(content))
-        return f"taken as it is, with a new checksum{kept}"
+        return f"accepted as it is, with a new checksum{kept}"
 
     def put_copy(self, finding: Finding) -> str:
         assert finding.copy is not None
@@ -118,22 +119,22 @@ class _Catalog:
         return f"taken from the catalog's copy{put_back(self._disk, self._root, finding, finding.copy)}"
 
     def give_up(self, finding: Finding) -> str:
-        return f"set aside: {set_aside(self._disk, self._root, finding.path)}"
+        return f"quarantined: {quarantine(self._disk, self._root, finding.path)}"
 
     def drop(self, finding: Finding) -> str:
-        """The copy first, as when it is removed: otherwise the next start would bring it back."""
+        """Removes it from the copy first: otherwise the next start would restore it."""
         if self.survey.copy.is_sound:
             self.survey.copy.texts.pop((finding.kind, finding.file), None)
             self._copy.settle(CopyContent(is_there=True), self.survey.copy.texts)
-        return "set aside" if finding.text is None else self.give_up(finding)
+        return "quarantined" if finding.text is None else self.give_up(finding)
 
     def settle_copy(self) -> None:
-        """What was decided is to be its last word, too. While other documents are damaged it is left as it is: it may
-        still have something to say about them."""
+        """Bring the copy up to date with the decisions. While other documents are damaged it stays as it is, because it
+        may be needed to repair them."""
         found = survey(self._disk, self._folder, self._copy)
         if not found.findings:
             if found.lost_with_the_copy:
-                set_aside(self._disk, self._root, self._copy.path)
+                quarantine(self._disk, self._root, self._copy.path)
             self._copy.settle(found.copy, found.texts)
 
 

@@ -1,4 +1,4 @@
-"""What is in the catalog's folder, what of it can be believed, and what its second copy can bring back."""
+"""Survey of the catalog's folder: which documents can be trusted, and which the catalog's copy can restore."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -6,43 +6,43 @@ from typing import NamedTuple
 from headrace.errors import CorruptCatalog
 from headrace.log.catalog import document as documents
 from headrace.log.catalog.copy import CatalogCopy, CopyContent, Name
-from headrace.log.catalog.quarantine import keep
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk, make_folder, read_whole, write_atomically
+from headrace.log.disk.quarantine import keep_copy
 
 MISSING = "it is missing"
 
 
 class Finding(NamedTuple):
-    """A document that cannot be believed, or is gone."""
+    """A document that is missing or cannot be trusted."""
 
     kind: str
     file: str
     path: str
     reason: str
-    text: bytes | None  # what is there; None when nothing is
-    copy: bytes | None  # what the second copy has
+    text: bytes | None  # content of the file; None if it is missing
+    copy: bytes | None  # the version in the catalog's copy
 
 
 @dataclass(slots=True)
 class Survey:
     copy: CopyContent
-    texts: dict[Name, bytes] = field(default_factory=dict)  # of documents that can be believed
+    texts: dict[Name, bytes] = field(default_factory=dict)  # of documents that can be trusted
     findings: list[Finding] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
 
     @property
     def lost_with_the_copy(self) -> list[str]:
-        """Files that a damaged copy names and that are not there. They were removed, and the line that said so is what
-        is damaged; or they are gone. Nobody can tell."""
+        """Files that a damaged copy names and that do not exist. Either they were removed, and the line that recorded
+        it is the damaged one, or they were lost: that cannot be told apart."""
         if self.copy.is_sound:
             return []
         there = {*self.texts, *((finding.kind, finding.file) for finding in self.findings)}
         return [f"{kind}/{file}" for kind, file in self.copy.texts if (kind, file) not in there]
 
     def can_restore(self, finding: Finding) -> bool:
-        """Only a copy that is whole to its end is known to have the last word."""
+        """Only a copy that is intact to its end is known to hold the latest version."""
         return self.copy.is_sound and finding.copy is not None
 
 
@@ -58,7 +58,7 @@ def survey(disk: Disk, root: str, copy: CatalogCopy) -> Survey:
                 found.unfinished.append(path)
             elif file.endswith(documents.SUFFIX):
                 _look(disk, found, kind, file, path)
-    if found.copy.is_sound:  # otherwise the line that is lost may be the one that said that it was removed
+    if found.copy.is_sound:  # otherwise the damaged line may be the one that recorded its removal
         seen = {*found.texts, *((finding.kind, finding.file) for finding in found.findings)}
         found.findings += [
             Finding(kind, file, f"{root}/{kind}/{file}", MISSING, None, text)
@@ -74,25 +74,25 @@ def _look(disk: Disk, found: Survey, kind: str, file: str, path: str) -> None:
     try:
         document = documents.read(text, path)
         if not document.is_checked and found.copy.is_sound and copied not in (None, text):
-            raise CorruptCatalog(path, "it has no checksum, and is not what the catalog's copy says")
+            raise CorruptCatalog(path, "it has no checksum and differs from the catalog's copy")
     except CorruptCatalog as error:
         found.findings.append(Finding(kind, file, path, error.reason, text, copied))
         return
-    found.texts[kind, file] = text if copied != text else copied  # held once: there may be many
+    found.texts[kind, file] = text if copied != text else copied  # one object for both: there may be many
 
 
 def put_back(disk: Disk, data_dir: str, finding: Finding, text: bytes) -> str:
-    """Replace what is damaged, and keep it in damaged/. Where it was, in words."""
+    """Replace a damaged document and keep the old file in damaged/; returns a phrase that says where."""
     kept = ""
     if finding.text is not None:
-        kept = f"; what was there is in {keep(disk, data_dir, finding.path, finding.text)}"
+        kept = f"; the damaged file is now {keep_copy(disk, data_dir, finding.path, finding.text)}"
     make_folder(disk, finding.path.rpartition("/")[0])
     write_atomically(disk, finding.path, text)
     return kept
 
 
 def restore(disk: Disk, data_dir: str, finding: Finding) -> str:
-    """Put back what the copy has."""
+    """Restore a document from the catalog's copy; returns a message."""
     assert finding.copy is not None
     kept = put_back(disk, data_dir, finding, finding.copy)
-    return f"{finding.path} was damaged ({finding.reason}) and is restored from the catalog's copy{kept}"
+    return f"{finding.path} was damaged ({finding.reason}) and was restored from the catalog's copy{kept}"

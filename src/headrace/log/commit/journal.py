@@ -1,13 +1,13 @@
-"""The journal: one file written in turn by every log of a shard, so that one sync makes a whole round durable.
+"""The journal: the write-ahead file that all logs of a shard share, so that one sync makes a whole round durable.
 
     file   = block(magic, number, first sequence, crc) entry*
     entry  = header(crc, magic, file number, sequence, synced, body bytes) body, padded to 512 bytes
 
-Files are written in full with zeros when they are made and used again afterwards: a sync then has no
-file size to update. What a recycled file still holds of its former life cannot come back to life: the entry's
-CRC covers the file's number and the entry's sequence, and both only grow.
+A new file is filled with zeros and recycled afterwards, so that a sync never has to update the file size. Old entries
+in a recycled file are never mistaken for new ones: an entry's CRC covers the file's number and the entry's sequence
+number, and both only grow.
 
-Entries start on sectors of their own, so that a torn write never damages an entry synced before.
+Every entry starts on a new sector, so that a torn write never damages an entry that was synced before.
 """
 
 import struct
@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from headrace.errors import CorruptJournal, StorageError, StorageFailed
+from headrace.log.commit.file_ends import JournalEnd
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk, FileId, read_whole
-from headrace.log.disk.file_ends import JournalEnd
 from headrace.log.segments import index
 from headrace.record.batch.crc32c import crc32c
 
@@ -32,7 +32,7 @@ ENTRY_MAGIC = 0x48524A45
 ENTRY_HEADER = struct.Struct("<IIQQQI")
 _CRC_BYTES = 4
 _ZEROS = bytes(SECTOR)
-_COPY = b"copy"  # behind the header of a file that recovery wrote
+_COPY = b"copy"  # follows the header of a file that recovery wrote
 
 
 def padded(size: int) -> int:
@@ -43,15 +43,15 @@ def padded(size: int) -> int:
 class Entry:
     sequence: int
     body: memoryview
-    synced: int = 0  # the last entry that was on stable storage when this one was written
+    synced: int = 0  # the last entry that was synced when this one was written
 
 
 class JournalFull(Exception):
-    """No recycled file is free: a checkpoint has to finish first. The caller waits; nothing was written."""
+    """No journal file is free until a checkpoint ends. Nothing was written; the caller waits."""
 
 
 class Journal(JournalEnd):
-    """Written by the worker thread only; `release` may be called from the owner between rounds, `make_ahead` by all."""
+    """Written in the worker's turn only. The owner thread may call `release`, and any thread `make_ahead`."""
 
     def __init__(self, disk: Disk, folder: str, file_bytes: int, files_max: int) -> None:
         super().__init__(padded(file_bytes))
@@ -60,15 +60,15 @@ class Journal(JournalEnd):
         self.capacity = self._file_bytes - SECTOR - ENTRY_HEADER.size  # the largest body that fits an entry
         self._files_max = max(files_max, 2)
         self._free: list[str] = []
-        self._live: list[tuple[int, str, int]] = []  # number, path, last sequence in it, oldest first
+        self._live: list[tuple[int, str, int]] = []  # number, path, last sequence; oldest first
         self._path = ""
         self._making = threading.Lock()
 
     def start(self, sequence: int, epoch: int = 0) -> None:
-        """Begin after recovery: everything in the folder has been taken over and may be overwritten.
+        """Begin after recovery: everything in the folder has been replayed and may be overwritten.
 
-        Numbers grow with the epoch, too: a header that was torn does not tell its number, and entries behind
-        it must not be taken for those of a later life.
+        File numbers also grow with the epoch: the number in a torn header is unknown, and entries after such a header
+        must not be mistaken for later ones.
         """
         self._disk.mkdir(self._folder)
         self.sequence = self._synced = sequence
@@ -86,11 +86,11 @@ class Journal(JournalEnd):
 
     @property
     def wants_another(self) -> bool:
-        """Half of the file is used up, and there is none to follow. Whoever needs it would wait until it is made."""
+        """Half of the file is used, and no other is ready: a round that needs one would wait until it is made."""
         return not self._free and 2 * self._position > self._file_bytes and self.files_live < self._files_max
 
     def make_ahead(self) -> None:
-        """Have a file ready."""
+        """Make a file, unless one is ready."""
         with self._making:
             if not self._free:
                 self._make()
@@ -113,7 +113,7 @@ class Journal(JournalEnd):
                 self._disk.close(file)
             self._disk.sync_dir(self._folder)
         except OSError:
-            # One of half the size would be taken for a smaller setting; a whole one would be left at every try.
+            # A partial file would look like one of a smaller setting, and every retry would leave another file.
             self._disk.unlink(path)
             raise
         self._free.append(path)
@@ -131,12 +131,12 @@ class Journal(JournalEnd):
         return not self._free and self.files_live >= self._files_max
 
     def reserve(self, size: int) -> None:
-        """Make sure that an entry with a body of size bytes fits; JournalFull before anything is touched."""
+        """Make sure that an entry with a body of `size` bytes fits; raises JournalFull before anything is changed."""
         if self._file is None or self._position + padded(ENTRY_HEADER.size + size) > self._file_bytes:
             self._next_file()
 
     def append(self, buffers: list[Bytes]) -> None:
-        """Write one entry, not yet synced. Room for it was reserved."""
+        """Write one entry without a sync. Call `reserve` first."""
         step = self.step(buffers)
         assert step is not None and step.buffers is not None, "room was reserved"
         try:
@@ -150,16 +150,16 @@ class Journal(JournalEnd):
         self._failure = error
 
     def blank(self) -> None:
-        """What was written of a refused entry may be a whole one, the rest being padding: it must never be found.
+        """Overwrite a refused entry, which may be complete except for its padding: recovery must never find it.
 
-        If this fails, too, whatever the reason, the refusal is no clean one, and nothing may follow.
+        If this fails, the entry was not refused cleanly, and the shard must stop.
         """
         assert self._file is not None
         try:
             self._disk.pwrite(self._file, [_ZEROS], self._position)
             self._sync_file(self._file)
         except OSError as error:
-            raise StorageFailed(f"a refused entry cannot be taken out of {self._path}: {error}") from error
+            raise StorageFailed(f"a refused entry cannot be removed from {self._path}: {error}") from error
 
     def _next_file(self) -> None:
         if not self._free:
@@ -167,7 +167,7 @@ class Journal(JournalEnd):
                 raise JournalFull
             self.make_ahead()
         if self._file is not None:
-            # Entries of the old file may be unsynced (rounds of settles): later syncs go to the new one only.
+            # The old file may hold unsynced entries (lazy changes), and later syncs cover only the new file.
             self.sync()
             self._disk.close(self._file)
             self._live.append((self._number, self._path, self.sequence))
@@ -177,7 +177,7 @@ class Journal(JournalEnd):
         try:
             self._disk.pwrite(file, [_header(self._number + 1, self.sequence + 1)], 0)
         except OSError:
-            self._disk.close(file)  # as if never begun: a file without its header holds nothing
+            self._disk.close(file)  # a file without a header holds no entries
             raise
         self._free.pop(0)
         self._path, self._file = path, file
@@ -186,10 +186,10 @@ class Journal(JournalEnd):
 
     def sync(self) -> None:
         if self._failure is not None:
-            # A job queued before the failure was known comes here: this sync would answer OK and write nothing.
+            # This job was queued before the failure: another sync would report success without writing anything.
             raise OSError(self._failure.errno, f"an earlier sync failed: {self._failure}") from self._failure
         if self._file is not None and self.is_unsynced:
-            covered = self.sequence  # before the sync: what is written while it runs may not be covered
+            covered = self.sequence  # read before the sync, which may not cover entries written while it runs
             self._sync_file(self._file)
             self._synced = covered
 
@@ -201,7 +201,7 @@ class Journal(JournalEnd):
             raise
 
     def release(self, sequence: int) -> None:
-        """Entries up to sequence are in their segments and state logs for good: recycle their files."""
+        """Recycle the files whose entries, up to `sequence`, are durable in segments and state files."""
         while self._live and self._live[0][2] <= sequence:
             self._free.append(self._live.pop(0)[1])
 
@@ -217,11 +217,11 @@ def _header(number: int, first: int) -> bytes:
 
 
 def write_again(disk: Disk, folder: str, entries: Sequence[Entry], *, as_copy: bool = True) -> None:
-    """Make entries durable that may have been read from the page cache only, in a file of their own.
+    """Write entries, which may have been read from the page cache only, to a new file and sync it.
 
-    Recovery acts on them log by log: a power cut in the middle must not find them gone, or a group would be
-    in some of its logs and not in the others. Syncing the file they were read from would not do: after a failed
-    sync the next one answers OK and writes nothing. `as_copy`: the file they were read from stays.
+    Recovery acts on them log by log. If a power cut in between lost them, an atomic group could be in some of its logs
+    and not in others. A sync of the file they were read from is not enough: after a failed sync the next one reports
+    success without writing anything. `as_copy`: the file they were read from stays.
     """
     names = [number for number in map(paths.parse_journal, disk.listdir(folder)) if number is not None]
     headers = [read_header(disk, f"{folder}/{paths.journal_name(name)}") for name in names]
@@ -237,11 +237,11 @@ def write_again(disk: Disk, folder: str, entries: Sequence[Entry], *, as_copy: b
         disk.sync(file)
     except OSError:
         disk.close(file)
-        disk.unlink(path)  # or starts that find no room would take more of it, each time
+        disk.unlink(path)  # otherwise every start on a full disk would use up more space
         raise
     disk.close(file)
     disk.sync_dir(folder)
-    # A start that came to no end has written the same entries: they are in this file, too.
+    # Remove the copies of starts that were interrupted: their entries are in this file, too.
     for name in names if as_copy else ():
         former = f"{folder}/{paths.journal_name(name)}"
         if _is_copy(disk, former):
@@ -257,7 +257,7 @@ def _is_copy(disk: Disk, path: str) -> bool:
 
 
 def read_header(disk: Disk, path: str) -> tuple[int, int] | None:
-    """(number, first sequence) of a journal file, None when it was never used or its header is torn."""
+    """(number, first sequence) of a journal file; None if it was never used or its header is torn."""
     file = disk.open(path, readonly=True)
     try:
         raw = disk.pread(file, FILE_HEADER.size, 0)
@@ -268,21 +268,21 @@ def read_header(disk: Disk, path: str) -> tuple[int, int] | None:
     magic, number, first, crc = FILE_HEADER.unpack(raw)
     if crc != crc32c(raw[:-_CRC_BYTES]):
         return None
-    if magic != FILE_MAGIC:  # whole, and not ours: no damage, and nothing of it may be given up
-        raise StorageError(f"{path} is of a newer version of Headrace: start that one, or restore a copy made before")
+    if magic != FILE_MAGIC:  # intact but of another format: not damage, so nothing of it may be dropped
+        raise StorageError(f"{path} is of a newer version of Headrace: start that version, or restore an older backup")
     return number, first
 
 
 def is_unused(disk: Disk, path: str) -> bool:
-    """As it was made: a file of zeros that waits for its turn."""
+    """Whether the file holds only zeros, as when it was made."""
     return not any(read_whole(disk, path))
 
 
 def replay(disk: Disk, folder: str, after: int) -> Iterator[Entry]:
-    """Every entry past sequence `after`, in order, up to the first that is not whole.
+    """Every entry after sequence number `after`, in order, up to the first incomplete one.
 
-    The end of the journal is a torn entry or none. A damaged entry that a later one knows to have been
-    synced is neither: that is corruption, and is raised rather than taken for the end.
+    The journal ends with a torn entry or none. A damaged entry that was synced, according to a later one, is neither:
+    that raises CorruptJournal.
     """
     if not disk.exists(folder):
         return
@@ -310,7 +310,7 @@ def _entries(disk: Disk, path: str, number: int, sequence: int, after: int) -> I
         sequence += 1
         position += padded(ENTRY_HEADER.size + len(entry[2]))
     if sequence <= after:
-        return  # behind the checkpoint: nobody needs it any more
+        return  # the checkpoint covers it
     magic = ENTRY_MAGIC.to_bytes(4, "little")
     at = raw.find(magic, position)
     while at != -1:
@@ -321,7 +321,7 @@ def _entries(disk: Disk, path: str, number: int, sequence: int, after: int) -> I
 
 
 def _entry_at(data: memoryview, position: int, number: int) -> tuple[int, int, memoryview] | None:
-    """(sequence, synced, body) of the whole entry at position, if there is one of this file's life."""
+    """(sequence, synced, body) of the entry at position, if it is complete and belongs to this file number."""
     if position + ENTRY_HEADER.size > len(data):
         return None
     crc, magic, entry_number, sequence, synced, size = ENTRY_HEADER.unpack_from(data, position)

@@ -1,48 +1,37 @@
-"""What a journal entry holds, and what became of a round. What is staged for one is in staging.pyx."""
+"""The content of a journal entry, and the result of committing a round. round.pyx encodes entries."""
 
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-Bytes = bytes | bytearray | memoryview
+from headrace.log.state.changes import DELETE, MERGE, PUT, STATE_FIELDS, StateChange
 
-PUT = 1
-DELETE = 2
-MERGE = 3
+Bytes = bytes | bytearray | memoryview
+LogEpochEnd = tuple[int, int, int]  # log id, epoch, end offset
+
+# Kinds of item; 1 to 3 are the kinds of state change.
 APPEND = 4
 SHARED = 5
 END = 6
 
-STATE_FIELDS = struct.Struct("<BBHI")  # kind, table bytes, key bytes, value bytes
 APPEND_FIELDS = struct.Struct("<BQQqqI")  # kind, log, epoch, base, next offset, bytes that follow
 SHARED_FIELDS = struct.Struct("<BQQqqI")  # ... number of the append in this entry whose bytes it shares
 END_FIELDS = struct.Struct("<BQQq")  # kind, log, epoch, durable end
 END_BYTES = END_FIELDS.size
 
-PART_BYTES = 64  # about what an entry spends on a part besides its batches
-
-
-class StateChange(NamedTuple):
-    kind: int
-    table: str
-    key: bytes
-    value: bytes
-
-    @property
-    def size(self) -> int:
-        return STATE_FIELDS.size + len(self.table) + len(self.key) + len(self.value)
+PART_BYTES = 64  # upper estimate of what an entry spends on a part besides its batches
 
 
 @dataclass(slots=True)
 class Committed:
-    """What became of a round that is durable, and what it cost."""
+    """Result of a committed round, and its cost."""
 
     syncs: int = 0
     sync_s: float = 0.0
     segments_created: int = 0
-    has_entry: bool = False  # of its own, with the ends it was given
-    direct_ends: list[tuple[int, int, int]] = field(default_factory=list)
+    has_entry: bool = False  # it wrote a journal entry, which includes the round's `ends`
+    direct_ends: list[LogEpochEnd] = field(default_factory=list)  # logs that were synced without the journal
 
 
 class ReplayedPart(NamedTuple):
@@ -60,7 +49,7 @@ class ReplayedEnd(NamedTuple):
 
 
 def decode(body: memoryview) -> Iterator[ReplayedPart | StateChange | ReplayedEnd]:
-    """The reverse of staging.encode. The entry's CRC has been checked: what does not add up here is our bug."""
+    """The reverse of round.encode. The entry's CRC was checked before, so an inconsistency here is a bug."""
     stored: list[memoryview] = []
     at = 0
     while at < len(body):
@@ -89,3 +78,25 @@ def decode(body: memoryview) -> Iterator[ReplayedPart | StateChange | ReplayedEn
             at += key_bytes
             yield StateChange(kind, table, key, bytes(body[at : at + value_bytes]))
             at += value_bytes
+
+
+__all__ = [
+    "APPEND",
+    "APPEND_FIELDS",
+    "DELETE",
+    "END",
+    "END_BYTES",
+    "END_FIELDS",
+    "MERGE",
+    "PART_BYTES",
+    "PUT",
+    "SHARED",
+    "SHARED_FIELDS",
+    "Bytes",
+    "Committed",
+    "LogEpochEnd",
+    "ReplayedEnd",
+    "ReplayedPart",
+    "StateChange",
+    "decode",
+]

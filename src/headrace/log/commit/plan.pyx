@@ -1,15 +1,17 @@
 # cython: nonecheck=True
-"""FlushCoordinator as chains: a few writes to open files and a sync or two, which need no interpreter between them.
+"""Rounds as I/O chains: a few writes to open files and a sync or two, which run without the GIL.
 
-They are planned and taken in on the owner thread, in the worker's turn. A plan holds files and changes none; what
-became of its steps is taken in by `finish`, and where they broke off, a job for the worker, `mend`, says what that
-means: what is not durable is refused if the disk only lacks room for it, what is durable is brought to its end.
+The owner thread makes a plan, and finishes it, while it has the worker's turn. A plan holds files open and changes
+none. `finish` applies the steps that were carried out to memory. If the chain stopped at an error, `resolve_partial`
+runs as a job of the worker: a round that is not durable is refused if the disk was only full, and the rest of a durable
+round is applied.
 """
 
-from headrace.log.disk.file_ends cimport JournalEnd, OpenFile, OpenFiles, SlotFile, TailEnd
-from headrace.log.disk.io_chain cimport Step, new_step
-from headrace.log.segments.index cimport total
+from headrace.log.commit.file_ends cimport JournalEnd, SlotFile, TailEnd
 from headrace.log.commit.round cimport LogEnd, RoundPart
+from headrace.log.disk.io_chain cimport Step, new_step
+from headrace.log.disk.open_files cimport OpenFile, OpenFiles
+from headrace.log.segments.index cimport total
 
 from headrace.errors import DiskFull, StorageFailed
 from headrace.log.commit.journal_entry import Committed
@@ -20,7 +22,7 @@ cdef class Plan:
     cdef object _committer
     cdef readonly list runs     # (log, parts)
     cdef public list steps
-    cdef list _data             # of each run
+    cdef list _data             # buffers of each run
     cdef list _held
 
     def __init__(self, committer, list runs not None):
@@ -31,7 +33,7 @@ cdef class Plan:
         self._held = []
 
     cdef list hold_segments(self):
-        """A write for each log. None, and nothing held, when one takes more than that: a new segment, an index."""
+        """One write per log. None, with nothing held, if a log needs more than a write: a new segment, an index."""
         cdef list steps = [], data
         cdef LogEnd log
         cdef TailEnd tail
@@ -42,18 +44,18 @@ cdef class Plan:
             tail = log.tail
             held = tail.hold(total(data))
             if held is None:
-                self.let_go(False)
+                self.release_files(False)
                 return None
             self._data.append(data)
             self._held.append(held)
             steps.append(new_step(held.file, data, tail.writer.walker.position))
         return steps
 
-    cdef int let_go(self, bint dirty) except -1:
+    cdef int release_files(self, bint dirty) except -1:
         cdef OpenFiles files = self._committer.files
         cdef OpenFile held
         for held in self._held:
-            files.let_go(held, dirty)
+            files.release(held, dirty)
         self._held = []
         return 0
 
@@ -63,7 +65,7 @@ cdef class Plan:
         return slots.step(log.ends_at((<RoundPart>parts[len(parts) - 1]).next_offset))
 
     cdef int appended(self, Py_ssize_t count) except -1:
-        """By the first runs."""
+        """Record that the first `count` runs are in their segments."""
         cdef LogEnd log
         cdef Py_ssize_t number
         for number in range(count):
@@ -73,14 +75,14 @@ cdef class Plan:
 
 
 cdef class InlinePlan(Plan):
-    """The journal's entry, its sync, the journal's slot; then for each log its segment and its slot."""
+    """Steps: the journal entry, its sync and the journal's slot; then a segment and a slot for each log."""
 
-    _DURABLE = 2  # so many steps make it safe: what fails behind them can be done again
+    _DURABLE = 2  # after this many steps the round is durable, and what fails later can be done again
     _APPLIED_FROM = 3
 
     @classmethod
     def of(cls, committer, batch, list runs not None):
-        """None when it takes more than a chain."""
+        """None if the round takes more than a chain."""
         cdef JournalEnd journal = committer.journal
         cdef SlotFile slots = committer.slots
         cdef LogEnd log
@@ -90,7 +92,7 @@ cdef class InlinePlan(Plan):
         cdef Py_ssize_t number
         for log, _ in runs:
             if log.tail._written:
-                return None  # it was async until a moment ago
+                return None  # unsynced bytes of an async log come before this entry
         body = encode(batch.parts, batch.changes, batch.ends)
         entry = journal.step(body) if body else None
         sync = journal.sync_step()
@@ -107,11 +109,11 @@ cdef class InlinePlan(Plan):
         return plan
 
     def finish(self, ran):
-        """Take in what the chain has done."""
+        """Apply the steps that were carried out to memory."""
         cdef JournalEnd journal = self._committer.journal
         cdef Py_ssize_t done = ran.done
-        cdef Py_ssize_t applied = max(0, done - self._APPLIED_FROM + 1) // 2  # a slot that failed is merely old
-        self.let_go(True)
+        cdef Py_ssize_t applied = max(0, done - self._APPLIED_FROM + 1) // 2  # a slot that failed is only out of date
+        self.release_files(True)
         result = Committed(sync_s=ran.sync_s)
         self.appended(applied)
         if done >= self._DURABLE:
@@ -119,13 +121,13 @@ cdef class InlinePlan(Plan):
             journal.synced_all()
             result.syncs = 1
             result.has_entry = True
-            self._committer.leave_unapplied(self.runs[applied:])
+            self._committer.add_unapplied(self.runs[applied:])
         elif done == 1 and ran.error is not None:
             journal.sync_failed(ran.error)
         return result
 
-    def mend(self, ran, result):
-        """After a chain that broke off."""
+    def resolve_partial(self, ran, result):
+        """After a chain that stopped at an error: complete the round, or raise."""
         error = ran.error
         assert error is not None
         if ran.done == 0:
@@ -142,13 +144,13 @@ cdef class InlinePlan(Plan):
 
 
 cdef class DirectPlan(Plan):
-    """Past the journal: a write for each log, then a sync for each unless that comes later (async), then their
+    """Bypasses the journal. Steps: a write for each log, a sync for each unless its write mode syncs later, the
     slots."""
     cdef bint _syncs
 
     @classmethod
     def of(cls, committer, list runs not None, bint syncs=True):
-        """None when it takes more than a chain."""
+        """None if the round takes more than a chain."""
         cdef SlotFile slots = committer.slots
         cdef LogEnd log
         cdef DirectPlan plan
@@ -159,9 +161,9 @@ cdef class DirectPlan(Plan):
         if syncs:
             for log, _ in runs:
                 if log.tail._written or log.tail.has_new_names:
-                    return None  # more to sync than one file
+                    return None  # more than one file to sync
             if committer.journal.is_unsynced:
-                return None  # settles were promised the next sync there is
+                return None  # unsynced settles must be covered by the next sync
         plan = cls(committer, runs)
         plan._syncs = syncs
         segments = plan.hold_segments()
@@ -174,22 +176,22 @@ cdef class DirectPlan(Plan):
             plan.steps.append(plan.slot_step(slots, run))
         return plan
 
-    cdef Py_ssize_t whole(self):
-        """So many steps and the round is kept, as its logs keep it; what fails behind them are slots."""
+    cdef Py_ssize_t commit_steps(self):
+        """Number of steps after which the round is committed; only slots follow."""
         return len(self.runs) * (2 if self._syncs else 1)
 
     def finish(self, ran):
-        """Take in what the chain has done."""
+        """Apply the steps that were carried out to memory."""
         cdef Py_ssize_t count = len(self.runs)
-        cdef bint is_kept = ran.done >= self.whole()
-        self.let_go(not self._syncs or not is_kept)
+        cdef bint is_committed = ran.done >= self.commit_steps()
+        self.release_files(not self._syncs or not is_committed)
         result = Committed(sync_s=ran.sync_s)
-        if is_kept and not self._syncs:
+        if is_committed and not self._syncs:
             self.appended(count)
             for log, _ in self.runs:
                 log.tail.wrote_past_journal()
-        elif is_kept:
-            self._committer.files.check()  # the error of a sync goes to one caller: perhaps it was another
+        elif is_committed:
+            self._committer.files.check()  # the kernel reports a failed sync once, perhaps to another caller
             result.syncs = count
             self.appended(count)
             result.direct_ends = [(log.id, log.epoch, log.tail.next_offset) for log, _ in self.runs]
@@ -197,18 +199,18 @@ cdef class DirectPlan(Plan):
             self._committer.files.sync_failed(ran.error)
         return result
 
-    def mend(self, ran, result):
-        """After a chain that broke off."""
+    def resolve_partial(self, ran, result):
+        """After a chain that stopped at an error: complete the round, or raise."""
         error = ran.error
         assert error is not None
         lacks_room = self._committer.lacks_room(error)
-        if ran.done >= self.whole():
+        if ran.done >= self.commit_steps():
             if lacks_room:
-                return result  # a slot: an old one is merely old
+                return result  # only a slot is out of date
             raise StorageFailed(f"the slots cannot be written: {error}") from error
         if ran.done >= len(self.runs) or not lacks_room:
             raise error
         for log, _ in self.runs:
-            log.tail.broke_off()
-        self._committer.take_back([(log, log.tail.save()) for log, _ in self.runs])
+            log.tail.mark_torn()
+        self._committer.roll_back([(log, log.tail.save()) for log, _ in self.runs])
         raise DiskFull("the disk is full") from error

@@ -1,4 +1,4 @@
-from headrace.log.disk.file_ends cimport TailEnd
+from headrace.log.commit.file_ends cimport TailEnd
 
 
 cdef class Ticket:
@@ -10,10 +10,11 @@ cdef class Ticket:
 
     cpdef object add_callback(self, callback)
     cpdef object resolve(self, error=*)
-    cdef int tell_all(self, first, list more) except -1
+    cdef int call_all(self, first, list more) except -1
 
 
 cdef class LogEnd:
+    cdef readonly str slug
     cdef public long long id, start_offset, next_offset, visible_end, durable_end, unflushed_bytes
     cdef public int epoch
     cdef public list epochs
@@ -45,14 +46,14 @@ cdef class Unit:
     cdef public Py_ssize_t size
     cdef public bint lazy, rides_alone
 
-    cdef bint leave_out_deleted(self) except -1
+    cdef bint drop_deleted(self) except -1
 
 
 cdef class Staging:
-    cdef readonly object shard
+    cdef readonly object status, pending, defer, make_future
+    cdef public object start_round
     cdef public object in_flight
     cdef public Py_ssize_t pending_bytes
-    cdef readonly object pending
     cdef public bint is_scheduled
 
     cpdef object stage(self, Unit unit)

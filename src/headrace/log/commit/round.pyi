@@ -5,9 +5,8 @@ from typing import Any
 from headrace.errors import CorruptLog, HeadraceError
 from headrace.log.commit.journal_entry import StateChange
 from headrace.log.commit.log_writer import Tail
-from headrace.log.log import Log
 from headrace.log.settings import StreamSettings
-from headrace.log.shard import Shard
+from headrace.log.status import ShardStatus
 from headrace.log.write_mode import WriteMode
 from headrace.record.types import BatchInfo
 
@@ -26,7 +25,8 @@ class LogEnd:
     settings: StreamSettings
     @property
     def write_mode(self) -> WriteMode: ...
-    slug: str
+    @property
+    def slug(self) -> str: ...
     epoch: int
     epochs: list[tuple[int, int]]
     tail: Tail
@@ -34,26 +34,27 @@ class LogEnd:
     next_offset: int
     visible_end: int
     durable_end: int
-    unflushed_bytes: int  # async only: written since the last flush
+    unflushed_bytes: int  # confirmed without a sync, and written since the last flush
     damage: CorruptLog | None
     is_closed: bool
     is_deleted: bool
-    is_frozen: bool  # being cut back: no appends
+    is_frozen: bool  # being truncated: no appends
     _stable_hold: int | None  # the first offset of the oldest open transaction
-    def __init__(self, staging: Staging, log_id: int, settings: StreamSettings, epoch: int) -> None: ...
+    def __init__(self, staging: Staging, log_id: int, slug: str, settings: StreamSettings, epoch: int) -> None: ...
     def stable_below(self, end: int) -> int: ...
     def ends_at(self, next_offset: int) -> tuple[int, int, int, int, int, int]: ...
     def append(self, batch: bytearray | memoryview, infos: Sequence[BatchInfo] | None = None) -> Ticket: ...
     def check_append(self, batch: bytearray | memoryview, infos: Sequence[BatchInfo] | None) -> None: ...
+    def wake(self) -> None: ...
 
 class RoundPart:
-    log: Log
+    log: LogEnd
     data: bytearray | memoryview
     ticket: Ticket
     atomic: bool
     base_offset: int
     next_offset: int
-    def __init__(self, log: Log, data: bytearray | memoryview, ticket: Ticket, atomic: bool) -> None: ...
+    def __init__(self, log: LogEnd, data: bytearray | memoryview, ticket: Ticket, atomic: bool) -> None: ...
 
 class Unit:
     ticket: Ticket
@@ -64,15 +65,27 @@ class Unit:
     rides_alone: bool
     def __init__(self, ticket: Ticket) -> None: ...
 
-def resolve_all(told: Sequence[Unit | RoundPart], error: HeadraceError | None = None) -> None: ...
+def resolve_all(waiting: Sequence[Unit | RoundPart], error: HeadraceError | None = None) -> None: ...
 
 class Staging:
-    shard: Shard
     in_flight: Round | None
-    pending: deque[Unit]
     pending_bytes: int
     is_scheduled: bool
-    def __init__(self, shard: Shard) -> None: ...
+    start_round: Callable[[], None] | None
+    @property
+    def status(self) -> ShardStatus: ...
+    @property
+    def pending(self) -> deque[Unit]: ...
+    @property
+    def defer(self) -> Callable[[Callable[[], object]], object]: ...
+    @property
+    def make_future(self) -> Callable[[], Any] | None: ...
+    def __init__(
+        self,
+        status: ShardStatus,
+        defer: Callable[[Callable[[], object]], object],
+        make_future: Callable[[], Any] | None = None,
+    ) -> None: ...
     def stage(self, unit: Unit) -> None: ...
 
 class Round:
@@ -84,16 +97,16 @@ class Round:
     must_sync: bool
     bypasses_journal: bool
     def fill(self, pending: deque[Unit], bytes_max: int) -> list[Unit]: ...
-    def number(self) -> list[Log]: ...
+    def assign_offsets(self) -> list[LogEnd]: ...
     @property
     def has_one_log(self) -> bool: ...
     @property
     def has_groups(self) -> bool: ...
     @property
     def shares_bytes(self) -> bool: ...
-    def take_in(self) -> tuple[int, dict[int, Log]]: ...
+    def apply(self) -> tuple[int, dict[int, LogEnd]]: ...
 
-Run = tuple[Log, list[RoundPart]]
+Run = tuple[LogEnd, list[RoundPart]]
 
 def by_log(parts: list[RoundPart]) -> list[Run]: ...
 def encode(

@@ -1,8 +1,8 @@
 # cython: boundscheck=False, wraparound=False
-"""What is staged for a round, and the round: what is done for every append, and so for nearly every message.
+"""Staging and rounds: the code that runs for every append, and so for nearly every message.
 
-A round is everything that arrived since the last sync began. It becomes one journal entry, so everything in
-it happens together; what is asked for as one Group is never split over two rounds.
+A round is everything that arrived while the previous sync ran. It becomes one journal entry, so all of it is committed
+together, and an atomic group is never split over two rounds. scheduler.py runs the rounds, committer.py writes them.
 """
 
 cimport cython
@@ -14,21 +14,22 @@ from headrace.record.batch.scan cimport number_run
 
 from collections import deque
 
-from headrace.errors import BatchTooLarge, DiskFull, LogClosed, Overloaded, StorageFailed
-from headrace.log.commit.journal_entry import APPEND, APPEND_FIELDS, END, END_FIELDS, SHARED, SHARED_FIELDS, STATE_FIELDS
+from headrace.errors import BatchTooLarge, LogClosed, Overloaded, StorageFailed
+from headrace.log.commit.journal_entry import APPEND, APPEND_FIELDS, END, END_FIELDS, SHARED, SHARED_FIELDS
+from headrace.log.state.changes import STATE_FIELDS
 from headrace.log.write_mode import WRITE_MODES
 
 cdef enum:
-    FACTS_BYTES = 37  # kind, log, epoch, base, next offset, and bytes that follow or the number of the append
+    PART_HEADER_BYTES = 37  # kind, log, epoch, base, next offset, and bytes that follow or the number of the append
 
 cdef int KIND_APPEND = APPEND, KIND_SHARED = SHARED
-assert APPEND_FIELDS.size == SHARED_FIELDS.size == FACTS_BYTES, "packed by hand below"
+assert APPEND_FIELDS.size == SHARED_FIELDS.size == PART_HEADER_BYTES, "part_header() packs it by hand"
 
 
 cdef class Ticket:
-    """The answer to "is it safe yet?". Resolved on the owner thread once the round is on stable storage.
+    """Resolved on the owner thread once an append, or an atomic group, is durable as its log's write mode wants it.
 
-    Nothing above the log uses an offset before that: until then it does not exist.
+    No code above the log may use an offset before that: a round can still be refused as a whole.
     """
 
     def __init__(self, make_future=None):
@@ -52,12 +53,12 @@ cdef class Ticket:
         first, more = self._callback, self._more
         self._callback = self._more = None
         if more is not None:
-            self.tell_all(first, more)
+            self.call_all(first, more)
         elif first is not None:
             first(self)
 
-    cdef int tell_all(self, first, list more) except -1:
-        """Each of them, whatever another does; the first thing that one raised is raised after that."""
+    cdef int call_all(self, first, list more) except -1:
+        """Call every callback even if one raises, then raise the first error."""
         raised = None
         for callback in (first, *more):
             try:
@@ -72,7 +73,7 @@ cdef class Ticket:
     def __await__(self):
         if not self.done:
             if self._make_future is None:
-                raise RuntimeError("this shard was opened without make_future: its tickets cannot be awaited")
+                raise RuntimeError("the shard was opened without make_future, so its tickets cannot be awaited")
             future = self._make_future()
             self.add_callback(lambda _: None if future.done() else future.set_result(None))
             yield from future.__await__()
@@ -82,11 +83,12 @@ cdef class Ticket:
 
 
 cdef class LogEnd:
-    """The end of a log that is written to: what every append touches. The rest is in log.py."""
+    """The end of a log that appends go to: the part of Log that the commit path uses. The rest is in log.py."""
 
-    def __init__(self, Staging staging not None, long long log_id, settings, int epoch):
+    def __init__(self, Staging staging not None, long long log_id, str slug not None, settings, int epoch):
         self._staging = staging
         self.id = log_id
+        self.slug = slug
         self.settings = settings
         self.epoch = epoch
         self.epochs = []  # (epoch, first offset), oldest first
@@ -105,30 +107,31 @@ cdef class LogEnd:
         self._rides_alone = mode.rides_alone
 
     cpdef long long stable_below(self, long long end) except? -1:
-        """Where readers of committed records stop, if `end` is where others do."""
+        """Where readers of committed records stop if all other readers stop at `end`."""
         if self._stable_hold is None:
             return end
         return min(max(<long long>self._stable_hold, self.start_offset), end)
 
     @cython.nonecheck(True)
     cpdef tuple ends_at(self, long long next_offset):
-        """What its slot says, as slots.Ends, once all before next_offset is in its segments."""
+        """Content of the log's slot, as the fields of slots.Ends, once all records before next_offset are in
+        segments."""
         cdef long long end = max(next_offset, self.start_offset), durable = end
         if not self._syncs_before_confirm or len(self.tail._written) > 0:
             durable = min(self.durable_end, end)
         return self.id, self.epoch, self.start_offset, end, durable, self.stable_below(end)
 
     def append(self, batch, infos=None):
-        """Stage whole batches; the ticket says when they are durable and at which offset.
+        """Stage whole batches. The ticket is resolved when they are durable, and then has their offsets.
 
-        The buffer belongs to the log until then: base offset and epoch are patched in place.
+        The log owns the buffer until then: it patches base offset and epoch in place.
         """
         cdef Ticket ticket = Ticket.__new__(Ticket)
         cdef RoundPart part = RoundPart.__new__(RoundPart)
         cdef Unit unit = Unit.__new__(Unit)
         self.check_append(batch, infos)
         ticket.base_offset = ticket.next_offset = part.base_offset = part.next_offset = -1
-        ticket._make_future = self._staging.shard.make_future
+        ticket._make_future = self._staging.make_future
         part.log = self
         part.data = batch
         part.ticket = unit.ticket = ticket
@@ -145,16 +148,19 @@ cdef class LogEnd:
         if self.damage is not None:
             raise self.damage
         if self.is_frozen:
-            raise Overloaded(f"log {self.id} ({self.slug}) is being cut back")
+            raise Overloaded(f"log {self.id} ({self.slug}) is being truncated")
         cdef Py_ssize_t limit = self._settings.batch_bytes_max
-        if len(batch) > limit:  # else none of them is larger
+        if len(batch) > limit:  # otherwise no single batch can be larger
             largest = max([info.size for info in infos]) if infos else len(batch)
             if largest > limit:
                 raise BatchTooLarge(largest, limit)
 
+    def wake(self):
+        """Notify readers that wait for the visible end to move. Overridden by Log."""
+
 
 cdef class RoundPart:
-    """Whole batches for one log. Offsets are given out when the round is sealed."""
+    """Whole batches for one log. `Round.assign_offsets` numbers them."""
 
     def __init__(self, LogEnd log not None, data, Ticket ticket not None, bint atomic):
         self.log = log
@@ -165,15 +171,15 @@ cdef class RoundPart:
 
 
 cdef class Unit:
-    """What must stay together: one append, or one group."""
+    """One append or one atomic group: always in one round."""
 
     def __init__(self, Ticket ticket not None):
         self.ticket = ticket
         self.parts = []
         self.changes = []
 
-    cdef bint leave_out_deleted(self) except -1:
-        """Leave out what was staged for a log that is deleted by now; whether the rest, if it had more, goes on."""
+    cdef bint drop_deleted(self) except -1:
+        """Drop the parts of logs that have been deleted since. False if that leaves nothing to write."""
         cdef RoundPart part
         for part in self.parts:
             if part.log.is_deleted:
@@ -184,12 +190,12 @@ cdef class Unit:
         return bool(self.parts or self.changes)
 
 
-def resolve_all(list told not None, error=None):
-    """The tickets of units or parts: every one is told, whatever the callbacks of another do; the first thing that one
-    of them raised is raised when that is done."""
+def resolve_all(list waiting not None, error=None):
+    """Resolve the tickets of units or parts. All of them are resolved even if a callback raises; then the first error
+    is raised."""
     cdef Ticket ticket
     raised = None
-    for one in told:
+    for one in waiting:
         ticket = (<Unit>one).ticket if isinstance(one, Unit) else (<RoundPart?>one).ticket
         try:
             ticket.resolve(error)
@@ -201,30 +207,33 @@ def resolve_all(list told not None, error=None):
 
 
 cdef class Staging:
-    """What waits for the next round. The round that is under way, and what becomes of it: intake.py."""
+    """Units that wait for the next round. Logs and atomic groups put them here; the RoundScheduler takes them."""
 
-    def __init__(self, shard):
-        self.shard = shard
+    def __init__(self, status, defer, make_future=None):
+        self.status = status
+        self.defer = defer  # calls a function in the next event-loop iteration of the owner thread
+        self.make_future = make_future
         self.pending = deque()
+        self.start_round = None  # set by the RoundScheduler, as is in_flight
 
     cpdef object stage(self, Unit unit):
-        shard = self.shard
-        if shard.failure is not None:
-            raise StorageFailed(str(shard.failure)) from shard.failure
-        if shard.is_closing or shard.is_closed:
+        status = self.status
+        if status.failure is not None:
+            raise StorageFailed(str(status.failure)) from status.failure
+        if status.refuses:
             raise LogClosed("the broker is stopping")
-        if shard.is_full and unit.parts:
-            shard.counters.refused_full += 1
-            raise DiskFull(f"less than {shard.settings.disk_reserve:,} bytes are free at {shard.root}")
+        if status.is_full and unit.parts:
+            raise status.refused_for_space()
         self.pending.append(unit)
         self.pending_bytes += unit.size
         if self.in_flight is None and not self.is_scheduled:
-            # Not at once: what else arrives in this turn of the loop rides along.
+            # Deferred, so that everything else that arrives in this event-loop iteration joins the round.
             self.is_scheduled = True
-            shard.defer(self.start_round)
+            self.defer(self.start_round)
 
 
 cdef class Round:
+    """The units that are committed together."""
     cdef public list units, parts, changes, ends
     cdef public Py_ssize_t size
     cdef public bint must_sync
@@ -234,25 +243,25 @@ cdef class Round:
         self.units = []
         self.parts = []
         self.changes = []
-        self.ends = []  # log, epoch, end: synced past the journal since the last entry
+        self.ends = []  # (log, epoch, end): synced in the segments since the last journal entry
 
     def fill(self, pending, Py_ssize_t bytes_max):
-        """Take from the front of pending what fits; at least one unit. Returns those that nothing is left of: their
-        logs were deleted meanwhile."""
+        """Move units from the front of `pending` into the round, at least one, up to bytes_max. Returns the units that
+        were dropped because all of their logs have been deleted."""
         cdef Unit unit
-        cdef list gone = []
+        cdef list dropped = []
         while pending:
             unit = pending[0]
             if self.units and (unit.rides_alone or self.size + unit.size > bytes_max):
                 break
             pending.popleft()
-            if not unit.leave_out_deleted():
-                gone.append(unit)
+            if not unit.drop_deleted():
+                dropped.append(unit)
                 continue
             self.add(unit)
             if unit.rides_alone:
                 break
-        return gone
+        return dropped
 
     cdef int add(self, Unit unit) except -1:
         cdef RoundPart part
@@ -270,8 +279,9 @@ cdef class Round:
                 self.must_sync = True
         return 0
 
-    def number(self):
-        """Give out offsets: densely, in the order of arrival. The logs that begin a new epoch with it."""
+    def assign_offsets(self):
+        """Number the records without gaps, in order of arrival. Returns the logs whose first records of this epoch are
+        in the round."""
         cdef RoundPart part
         cdef LogEnd log
         cdef list begun = []
@@ -287,7 +297,7 @@ cdef class Round:
 
     @property
     def has_one_log(self):
-        """Whether all of it belongs to one log, and nothing of it to a group."""
+        """All parts belong to one log and none to an atomic group."""
         cdef RoundPart part
         cdef LogEnd log = None
         for part in self.parts:
@@ -298,7 +308,7 @@ cdef class Round:
 
     @property
     def has_groups(self):
-        """Whether some of it is to be there as a whole or not at all."""
+        """Some part belongs to an atomic group."""
         cdef RoundPart part
         for part in self.parts:
             if part.atomic:
@@ -307,7 +317,7 @@ cdef class Round:
 
     @property
     def shares_bytes(self):
-        """Whether the same bytes go to several logs."""
+        """The same buffer goes to several logs."""
         if len(self.parts) < 2:
             return False
         cdef RoundPart part
@@ -316,9 +326,9 @@ cdef class Round:
             seen.add(<size_t><void*>part.data)
         return len(seen) < len(self.parts)
 
-    def take_in(self):
-        """It is durable: move the ends of its logs, and tell the tickets their offsets, but nobody else yet.
-        (records, the logs by id)."""
+    def apply(self):
+        """The round is committed: move the ends of its logs and give the tickets their offsets, without resolving them.
+        Returns (number of records, the logs by id)."""
         cdef RoundPart part
         cdef Ticket ticket
         cdef LogEnd log
@@ -340,7 +350,7 @@ cdef class Round:
 
 
 def by_log(list parts not None):
-    """One run per log, in the order of their first part: one write each. A deleted log has no place to write to."""
+    """Group the parts by log, in the order of each log's first part: each run is one write. Skips deleted logs."""
     cdef RoundPart part
     cdef LogEnd log
     cdef dict runs = {}
@@ -356,8 +366,8 @@ def by_log(list parts not None):
     return list(runs.values())
 
 
-cdef bytes facts(int kind, RoundPart part, uint32_t last):
-    cdef bytes packed = PyBytes_FromStringAndSize(NULL, FACTS_BYTES)
+cdef bytes part_header(int kind, RoundPart part, uint32_t last):
+    cdef bytes packed = PyBytes_FromStringAndSize(NULL, PART_HEADER_BYTES)
     cdef uint8_t* at = <uint8_t*>PyBytes_AS_STRING(packed)
     at[0] = kind
     put_le(at + 1, <uint64_t>part.log.id, 8)
@@ -369,7 +379,8 @@ cdef bytes facts(int kind, RoundPart part, uint32_t last):
 
 
 def encode(list parts not None, list changes not None, list ends not None):
-    """The body of a journal entry, as rounds.decode reads it. Equal bytes for many logs (fan-out) are stored once."""
+    """The body of a journal entry, as journal_entry.decode reads it. A buffer for several logs (fan-out) is stored
+    once."""
     cdef RoundPart part
     cdef list body = []
     cdef dict stored = {}
@@ -378,10 +389,10 @@ def encode(list parts not None, list changes not None, list ends not None):
         number = stored.get(key)
         if number is None:
             stored[key] = len(stored)
-            body.append(facts(KIND_APPEND, part, len(part.data)))
+            body.append(part_header(KIND_APPEND, part, len(part.data)))
             body.append(part.data)
         else:
-            body.append(facts(KIND_SHARED, part, number))
+            body.append(part_header(KIND_SHARED, part, number))
     for change in changes:
         table = change.table.encode()
         body.append(STATE_FIELDS.pack(change.kind, len(table), len(change.key), len(change.value)))

@@ -1,19 +1,18 @@
-"""The slots: 64 bytes per log with its ends, for other processes (Spark) to read without asking the broker.
+"""Slots: 64 bytes per log with its offsets, so that other processes (Spark) can read them without asking the broker.
 
-Written after each sync and hardly ever synced for its own sake: what a slot says was durable before it was
-written, so an old slot is merely old, unless the log was cut back since: then it is synced. Deleting the file
-changes no answer; it is written anew at every start.
+A slot is written after each sync and rarely synced itself. Its ends were durable before it was written, so an outdated
+slot is harmless, except after a truncation, which syncs it. The file can be deleted: every start writes it again.
 
-The first slot is the journal's. Its durable end is the last entry that a sync covered: nothing behind that entry
-could tell that it was ever whole, so this is how a damaged one is told from one that a crash tore.
+The first slot is the journal's. Its durable end is the last entry that a sync covered. No later entry can prove that
+the last one was complete, so this slot tells a damaged entry from one that a crash tore.
 """
 
 import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from headrace.log.commit.file_ends import JOURNAL_ID, SlotFile
 from headrace.log.disk.disk import Disk, FileId, read_whole
-from headrace.log.disk.file_ends import JOURNAL_ID, SlotFile
 from headrace.log.segments import index
 from headrace.record.batch.crc32c import crc32c
 
@@ -22,7 +21,7 @@ SLOT = struct.Struct(
 )  # id, epoch, start, visible end, durable end, stable end, flags, spare, crc of the rest
 assert SLOT.size == 64
 _CRC_AT = SLOT.size - 4
-JOURNAL = JOURNAL_ID  # in place of a log's id, in the first slot
+JOURNAL = JOURNAL_ID  # stands for a log's id in the first slot
 
 
 class Ends(NamedTuple):
@@ -39,7 +38,7 @@ def pack(ends: Ends) -> bytes:
 
 
 def unpack(raw: bytes | memoryview) -> Ends | None:
-    """None for an empty slot, and for one caught in the middle of a write: the reader tries again."""
+    """None for an empty slot, and for one that is just being written: the reader tries again."""
     if crc32c(raw[:_CRC_AT]) != int.from_bytes(raw[_CRC_AT : SLOT.size], "little"):
         return None
     log_id, epoch, start, visible_end, durable_end, stable_end, _flags, _crc = SLOT.unpack(raw)
@@ -47,7 +46,7 @@ def unpack(raw: bytes | memoryview) -> Ends | None:
 
 
 class Slots(SlotFile):
-    """The broker's side. A log keeps its place while it lives; places of deleted logs are used again."""
+    """The broker's side. A log keeps its place in the file; places of deleted logs are reused."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         super().__init__()
@@ -59,22 +58,24 @@ class Slots(SlotFile):
         return self._file
 
     def start(self, sequence: int, ends: Iterable[Ends]) -> None:
-        """`sequence` is the journal's last entry, and durable. Its slot lies in the synced part of the file from the
-        start: what is written behind that can be anything after a power cut, another broker's old slot, too."""
+        """Write a new file. `sequence` is the journal's last entry, which is durable.
+
+        The journal's slot is in the file's first, synced block: after a power cut, blocks that were added later may
+        hold anything, even an old slot of another broker."""
         ends = [_journal(sequence), *ends]
         if self._disk.exists(self._path):
-            self._disk.unlink(self._path)  # a reader with the old file open sees ends that no longer move
+            self._disk.unlink(self._path)  # readers that have the old file open see ends that no longer move
         self._file = self._disk.open(self._path, create=True)
         for entry in ends:
             self._places[entry.log_id] = self._next
             self._next += 1
         self._disk.pwrite(self._file, [b"".join(map(pack, ends))], 0)
-        # Or a power cut brings the former file back, with ends from before a truncation.
+        # Otherwise a power cut could bring the old file back, with ends from before a truncation.
         self._disk.sync(self._file)
         self._disk.sync_dir(self._path.rpartition("/")[0])
 
     def write_sequence(self, sequence: int) -> None:
-        """Only what a sync has covered: a folder whose journal ends before its slot is refused as damaged."""
+        """Only for entries that a sync has covered: a journal that ends before its slot is refused as damaged."""
         self.write(_journal(sequence))
 
     def write(self, ends: Ends) -> None:
@@ -107,13 +108,13 @@ def read_all(disk: Disk, path: str) -> dict[int, Ends]:
 
 
 def read_sequence(disk: Disk, path: str) -> int:
-    """The last journal entry that is known to have been synced; 0 when nothing is known."""
+    """The last journal entry that is known to have been synced; 0 if unknown."""
     first = next(iter(_read(disk, path)), None)
     return first.durable_end if first is not None and first.log_id == JOURNAL else 0
 
 
 def rewrite_sequence(disk: Disk, path: str, sequence: int) -> None:
-    """Take back what the journal's slot says: somebody accepted that later entries are lost."""
+    """Set the journal's slot back, after a user has accepted the loss of later entries."""
     if read_sequence(disk, path) == 0:
         return
     file = disk.open(path)

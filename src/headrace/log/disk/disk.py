@@ -1,10 +1,17 @@
-"""The only module that touches files. Everything above it is handed a Disk, so that a simulated
-disk can stand in and lose, tear and reorder whatever was not synced.
+"""The disk: the interface through which the log uses files. Its users are handed a Disk, so that tests can pass a
+simulated one that loses, tears and reorders everything that was not synced.
 
-Rules the callers rely on:
-- `write` and `pwrite` write everything or raise; a short write is finished or turned into an OSError.
-- A name is durable only after `sync_dir` of its folder; bytes only after `sync` of their file.
-- Nothing here retries a failed sync: after EIO the page cache lies and the next sync answers OK.
+These modules may call the operating system for files of the log, and no others:
+- disk.py, for everything that RealDisk does;
+- io_chain.pyx, which writes and syncs every production round without the GIL. `run_chain` and the I/O thread in
+  workers.py use it only for an unmodified RealDisk; on any other disk the same steps are Disk calls;
+- pread.pyx, for reads that must not wait for the disk (called here and by read/file_range.py);
+- read/file_range.py, which duplicates descriptors, and the Kafka listener, which passes them to sendfile.
+
+Rules that callers rely on:
+- `pwrite` writes everything or raises; a short write is completed or becomes an OSError.
+- A name is durable only after `sync_dir` of its folder; bytes are durable only after `sync` of their file.
+- A failed sync is never retried: after EIO the kernel drops the dirty pages, and the next sync reports success.
 """
 
 import ctypes
@@ -25,20 +32,20 @@ from headrace.log.disk.pread import pread_nowait
 from headrace.log.disk.watcher import DiskObserver, OpenPaths
 
 FileId = int
-IOV_MAX = 512  # Linux takes 1,024; half keeps the list of one call small
+IOV_MAX = 512  # buffers per call; Linux allows 1,024
 
-# Of a filesystem's sync. Python has no name for it, and `sync` of the whole machine tells nobody what failed.
+# Syncs one filesystem. Python does not wrap it, and os.sync(), for the whole machine, reports no errors.
 _syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
 
 
-def _hears_of_failures() -> bool:
-    """Linux tells since 5.8 whether a filesystem's sync failed; before that it said that it went well."""
+def _syncfs_reports_errors() -> bool:
+    """Since Linux 5.8 syncfs reports write-back errors; before that it always reported success."""
     version = platform.release().split(".")[:2]
     return sys.platform == "linux" and [int(part) for part in version if part.isdecimal()] >= [5, 8]
 
 
 class Ran(NamedTuple):
-    """What became of a chain: it stops at the first step that fails."""
+    """Result of an I/O chain, which stops at the first step that fails."""
 
     done: int  # steps that were carried out in full
     error: OSError | None
@@ -46,10 +53,12 @@ class Ran(NamedTuple):
 
 
 class Disk(Protocol):
-    """What the log needs of a filesystem. Paths are absolute strings; files are small integers."""
+    """The filesystem operations that the log needs. Paths are absolute strings; files are descriptors."""
 
-    sync_each_max: int  # beyond this many files one sync of the whole filesystem is cheaper
-    tells_cached: bool  # `pread_cached` gives only what is in memory; else nobody knows where it came from
+    sync_each_max: int  # above this number of files, one sync of the whole filesystem is cheaper
+    tells_cached: (
+        bool  # `pread_cached` returns only bytes that were in memory; if False, it may have waited for the disk
+    )
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, readonly: bool = False) -> FileId: ...
     def close(self, file: FileId) -> None: ...
@@ -79,21 +88,21 @@ class Disk(Protocol):
 
 
 class RealDisk:
-    """The operating system's files. Data is 0600 and folders 0700: messages are nobody else's business.
+    """The operating system's files. Files are 0600 and folders 0700, because messages are private.
 
-    What root makes (upkeep beside a broker of another user) belongs to whom the folder belongs that it is in, or the
-    broker could not read its own segments.
+    Files and folders that root makes (maintenance commands beside a broker of another user) get the owner of the folder
+    they are in; otherwise the broker could not read its own segments.
     """
 
-    # 64 new files took 14 ms one by one and 2 ms with their filesystem, 1,000 took 241 and 19.
-    sync_each_max = 64 if _syncfs is not None and _hears_of_failures() else sys.maxsize
+    # To sync 64 new files took 14 ms one by one and 2 ms with their filesystem; 1,000 files took 241 and 19 ms.
+    sync_each_max = 64 if _syncfs is not None and _syncfs_reports_errors() else sys.maxsize
     tells_cached = True
-    watcher: DiskObserver | None = None  # who is told of every change; see watching.py
+    watcher: DiskObserver | None = None  # is notified of every change; see watcher.py
     names: OpenPaths
 
     def __new__(cls, *_arguments: object, **_options: object) -> Self:
         disk = super().__new__(cls)
-        disk.names = OpenPaths()  # not in __init__: those who make a disk of their own of this one need not know
+        disk.names = OpenPaths()  # not in __init__, which subclasses need not call
         return disk
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, readonly: bool = False) -> FileId:
@@ -103,8 +112,8 @@ class RealDisk:
         if exclusive:
             flags |= os.O_EXCL
         file = os.open(path, flags, 0o600)
-        if exclusive:  # made here: something else under the name may be a link to anything, and stays whose it is
-            _give_away(file, path)
+        if exclusive:  # just made: an existing file may be a link to anything, so its owner stays
+            _set_owner(file, path)
         if not readonly:
             self.names.opened(file, path)
         if create and self.watcher is not None:
@@ -122,13 +131,13 @@ class RealDisk:
         return os.preadv(file, [buffer], position)
 
     def pread_cached(self, file: FileId, size: int, position: int) -> bytes | None:
-        """The bytes if the page cache has them, None if reading would wait for the disk."""
+        """The bytes if they are in the page cache; None if reading them would wait for the disk."""
         try:
             data = pread_nowait(file, size, position)
         except BlockingIOError:
             return None
         except OSError as error:
-            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):  # no such flag here: read, even if it waits
+            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):  # RWF_NOWAIT is not supported: read, even if that waits
                 self.tells_cached = False
                 return os.pread(file, size, position)
             raise
@@ -155,7 +164,8 @@ class RealDisk:
         written = os.pwritev(file, buffers, position)
         if written == total:
             return total
-        # A full disk answers with a short write first, then ENOSPC: go on until it is all or an error.
+        # A full disk causes a short write first, then ENOSPC: continue until everything is written or an error is
+        # raised.
         rest = memoryview(b"".join(buffers))[written:]
         while rest:
             step = os.pwrite(file, rest, position + written)
@@ -174,7 +184,7 @@ class RealDisk:
         io_chain.start_writing_back(file)
 
     def sync_filesystem(self, file: FileId) -> None:
-        """With a file that was opened long ago: an error that came before it was opened may not be told to it."""
+        """`file` should have been opened early: errors from before it was opened may not be reported to it."""
         assert _syncfs is not None, "more files than sync_each_max"
         if _syncfs(file) != 0:
             number = ctypes.get_errno()
@@ -192,7 +202,7 @@ class RealDisk:
 
     def rename(self, source: str, target: str) -> None:
         os.rename(source, target)
-        with self.names.lock:  # or somebody would write to a file by a name that it no longer has
+        with self.names.lock:  # otherwise a write could be reported under the old name
             self.names.renamed(source, target)
             if self.watcher is not None:
                 self.watcher.renamed(source, target)
@@ -214,14 +224,14 @@ class RealDisk:
             if not os.path.isdir(path):
                 raise
             return
-        if _heir(path) is not None:
+        if _owner_of_parent(path) is not None:
             try:
                 folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             except OSError:
-                os.rmdir(path)  # who tries again makes it anew: it would be root's, and no watcher told
+                os.rmdir(path)  # a retry makes it again: else it would stay root's, and unknown to the watcher
                 raise
             try:
-                _give_away(folder, path)
+                _set_owner(folder, path)
             finally:
                 os.close(folder)
         if self.watcher is not None:
@@ -251,7 +261,7 @@ class RealDisk:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def sync_dir(self, path: str, folder: FileId | None = None) -> None:
-        """With `folder`, which is the same and open, it takes no descriptor."""
+        """With `folder`, an open descriptor of `path`, no other descriptor is needed."""
         file = self.open_dir(path) if folder is None else folder
         try:
             os.fsync(file)
@@ -269,7 +279,7 @@ class RealDisk:
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
     def lock(self, path: str) -> FileId:
-        """Hold path against every other process until the file is closed (or this process dies)."""
+        """Lock path against all other processes until the file is closed or this process ends."""
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -277,28 +287,29 @@ class RealDisk:
             holder = os.pread(file, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(file)
             raise DataFolderLocked(f"{os.path.dirname(path)} is in use by another broker (process {holder})") from None
-        # In place, and as wide as any number of a process: on a full disk there is no room for another block.
+        # Overwritten in place, padded to the width of any process id: a full disk may have no room for another block.
         os.pwrite(file, f"{os.getpid():<10}\n".encode(), 0)
         return file
 
 
-def _heir(path: str) -> os.stat_result | None:
-    """To whom it is given when root makes it."""
+def _owner_of_parent(path: str) -> os.stat_result | None:
+    """The owner that `path` gets if this process is root; None to leave it as it is."""
     if os.geteuid() != 0:
         return None
     owner = os.stat(os.path.dirname(path.rstrip("/")) or ".")
     return owner if owner.st_uid != 0 else None
 
 
-def _give_away(file: FileId, path: str) -> None:
-    heir = _heir(path)
-    if heir is not None:
-        with suppress(PermissionError):  # a root that may not: it is root's then, as everything else that it makes
-            os.fchown(file, heir.st_uid, heir.st_gid)
+def _set_owner(file: FileId, path: str) -> None:
+    owner = _owner_of_parent(path)
+    if owner is not None:
+        with suppress(PermissionError):  # root without CAP_CHOWN: the file stays root's
+            os.fchown(file, owner.st_uid, owner.st_gid)
 
 
 def is_untouched(disk: Disk) -> TypeGuard[RealDisk]:
-    """Whether it writes and syncs as the operating system does: one that a test has changed is asked call by call."""
+    """Whether I/O may bypass the Disk interface and go to the operating system directly. False for simulated disks and
+    subclasses, which must see every call."""
     return type(disk) is RealDisk
 
 
@@ -308,9 +319,10 @@ def ran(result: tuple[int, int, float]) -> Ran:
 
 
 def sync_noting(disk: Disk, file: FileId, failure: io_chain.SyncFailure) -> None:
-    """Sync a file that others may be syncing, too: if it fails, they hear of it, whoever the system tells."""
+    """Sync a file that other threads may be syncing, too. The kernel reports a failure to one of them only, so it is
+    noted in `failure` for all."""
     if is_untouched(disk):
-        io_chain.sync(file, failure)  # notes it before it waits for the interpreter
+        io_chain.sync(file, failure)  # notes a failure before it waits for the GIL
         if disk.watcher is not None:
             disk.watcher.synced(file)
         return
@@ -326,12 +338,12 @@ def run_chain(disk: Disk, steps: Sequence[Step], failure: io_chain.SyncFailure) 
         return run_one_by_one(disk, steps, failure)
     result = io_chain.run(steps, failure)
     if disk.watcher is not None:
-        tell_chain(disk.watcher, steps, result)
+        report_chain(disk.watcher, steps, result)
     return ran(result)
 
 
-def tell_chain(watcher: DiskObserver, steps: Sequence[Step], result: tuple[int, int, float]) -> None:
-    """Of what a chain has done, and of a write in which it broke off."""
+def report_chain(watcher: DiskObserver, steps: Sequence[Step], result: tuple[int, int, float]) -> None:
+    """Notify the watcher of the steps that a chain carried out, and of a write that failed half-way."""
     done, error, _ = result
     for step in steps[:done]:
         if step.buffers is None:
@@ -347,7 +359,7 @@ def run_one_by_one(disk: Disk, steps: Sequence[Step], failure: io_chain.SyncFail
         try:
             if step.buffers is None:
                 sync_noting(disk, step.file, failure)
-                if failure.errno:  # somebody else was told; see chain.pyx
+                if failure.errno:  # the failure was reported to another thread; see io_chain.pyx
                     raise OSError(failure.errno, os.strerror(failure.errno))
             else:
                 disk.pwrite(step.file, step.buffers, step.position)
@@ -357,11 +369,11 @@ def run_one_by_one(disk: Disk, steps: Sequence[Step], failure: io_chain.SyncFail
 
 
 def write_atomically(disk: Disk, path: str, data: bytes | bytearray) -> None:
-    """Replace path with data: readers and crashes see the old content or the new, never a part.
+    """Replace path with data: readers, and starts after a crash, see the old content or the new, never a part.
 
-    Both syncs matter: without the first the name can point at bytes that never reached the disk,
-    without the second the old name can come back. The folder is opened before, or there could be
-    no descriptor for it when it is too late to say no.
+    Both syncs matter: without the first the name can point at bytes that never reached the disk, and without the second
+    the old file can come back. The folder is opened first, because there may be no free descriptor for it later, when
+    the file can no longer be refused.
     """
     temporary = path + ".tmp"
     if disk.exists(temporary):
@@ -382,9 +394,9 @@ def write_atomically(disk: Disk, path: str, data: bytes | bytearray) -> None:
 
 
 def make_folder(disk: Disk, path: str) -> None:
-    """Make path and its parents where they are missing, and make every new name durable.
+    """Make path and its missing parents, and make their names durable.
 
-    The last name is synced even if it exists: whoever made it may have been killed before the sync.
+    The last name is synced even if it exists: the process that made it may have been killed before the sync.
     """
     parents = [os.path.dirname(path)]
     while not disk.exists(parents[-1]):
@@ -399,7 +411,7 @@ def read_whole(disk: Disk, path: str) -> bytes:
     try:
         size = disk.size(file)
         data = disk.pread(file, size, 0)
-        # Linux reads 4 KB less than 2 GB at once, and a journal file may have all of them.
+        # Linux reads at most 4 KB less than 2 GB per call, and a journal file may be that large.
         while len(data) < size and (more := disk.pread(file, size - len(data), len(data))):
             data += more
         return data

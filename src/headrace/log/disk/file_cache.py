@@ -1,10 +1,10 @@
-"""Open files, shared by all logs of a shard: an LRU, because a broker may have far more files than descriptors.
+"""An LRU cache of open files, shared by all logs of a shard: a broker may have far more files than descriptors.
 
-Used by the owner thread (reads), the worker (writes) and the keeper (checkpoints), hence the lock. Nobody waits for the
-disk while holding it: the owner, who needs it for every read, would wait as well, and with it every connection.
+The owner thread (reads), the worker (writes) and the keeper (checkpoints) use it, hence the lock. No thread waits for
+the disk while it holds the lock: the owner needs it for every read, and would stall all connections.
 
-A file in use is never closed, nor is a dirty one before it is synced, since nobody could sync it afterwards and hear of
-a failed write-back. When dirty files leave no room for others, whoever writes syncs all of them at once.
+A file in use is never closed. A dirty file is not closed before it is synced, because a descriptor opened later would
+not report a failed write-back. When dirty files fill the cache, the next writer syncs all of them at once.
 """
 
 import errno
@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from headrace.log.disk.disk import Disk, FileId, is_untouched, sync_noting
-from headrace.log.disk.file_ends import OpenFile, OpenFiles
 from headrace.log.disk.io_chain import SyncFailure
+from headrace.log.disk.open_files import OpenFile, OpenFiles
 from headrace.log.read.file_range import FileRange, cut_part, parts_max
 from headrace.log.tier.row_group_cache import GroupCache
 
@@ -28,11 +28,11 @@ Bytes = bytes | bytearray | memoryview
 T = TypeVar("T")
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_FILES = (errno.EMFILE, errno.ENFILE)
-CROWD_SYNCED = 64  # where files can only be synced one by one, so many to make room
+CROWD_SYNCED = 64  # dirty files to sync when the cache is full and files can only be synced one by one
 
 
 class Dirty(NamedTuple):
-    """What is to be synced: files, kept open until then, and folders with the number of their last change."""
+    """What a checkpoint has to sync: files, held open until then, and folders with the number of their last change."""
 
     files: list[OpenFile]
     folders: dict[str, int]
@@ -42,22 +42,22 @@ class FileCache(OpenFiles):
     def __init__(self, disk: Disk, open_files_max: int) -> None:
         super().__init__(disk, threading.Lock(), OrderedDict())
         self.groups = GroupCache(disk)
-        self.sync_filesystem: Callable[[], None] | None = None  # of a shard: syncs everything at once
+        self.sync_filesystem: Callable[[], None] | None = None  # set by a shard: syncs all files at once
         self._max = max(open_files_max, 8)
-        self.held_max = self._max // 2  # at once: others need some as well
+        self.held_max = self._max // 2  # files that one round may hold open; others need some, too
         self.parts_max = parts_max(disk.open_files_max())
-        self._being_synced: Counter[str] = Counter()  # no longer dirty, and not known to be synced yet
+        self._being_synced: Counter[str] = Counter()  # no longer dirty, but their sync has not ended
         self._forgets = 0
-        self.is_ending = False  # no work is to be begun, or gone on with, that can as well be done another time
-        # Folder -> number of its last change. It stays until a sync that began after that change has ended:
-        # a round must not take a folder for synced while a checkpoint is only about to sync it.
+        self.is_ending = False  # work that can be done after the next start is not begun or continued
+        # Folder -> number of its last change. An entry stays until a sync that began after that change has ended: a
+        # round must not treat a folder as synced while a checkpoint is only about to sync it.
         self._dirty_folders: dict[str, int] = {}
         self._folder_changes = 0
-        self._folders: dict[str, list[OpenFile]] = {}  # held, see `folder_held`
-        # Set by the thread that saw it, at once: descriptors are shared and an error is reported to one caller
-        # only, so after a failed sync the next one's OK means nothing, whoever asks.
+        self._folders: dict[str, list[OpenFile]] = {}  # open descriptors, see `folder_held`
+        # Set at once by the thread that saw the failure. Descriptors are shared and the kernel reports an error to one
+        # caller only, so after a failed sync no other sync's success means anything.
         self.failure: OSError | None = None
-        self.sync_failure = SyncFailure()  # the same, from the moment the system said so, and in chains
+        self.sync_failure = SyncFailure()  # the same without the GIL, also set and read by I/O chains
 
     def _acquire(self, path: str, create: bool = False, *, writes: bool = False) -> OpenFile:
         while True:
@@ -66,7 +66,7 @@ class FileCache(OpenFiles):
                 if entry is not None:
                     return self._use(entry)
                 self._close_idle(self._max - 1)
-                # Files that a checkpoint is about to sync are no crowd: they make room by themselves soon.
+                # Files that a checkpoint is about to sync do not count: they make room soon.
                 is_crowded = writes and len(self._open) >= self._max and len(self._dirty) >= self._max // 2
                 forgets = self._forgets
             if is_crowded:
@@ -77,13 +77,13 @@ class FileCache(OpenFiles):
                 if path not in self._open and forgets == self._forgets:
                     entry = self._open[path] = OpenFile(path, file)
                     return entry
-            self.disk.close(file)  # somebody else opened it, or it is not what has that name any more
+            self.disk.close(file)  # another thread opened it, or the name now belongs to another file
 
     def _open_file(self, path: str, create: bool, writes: bool) -> FileId:
-        return self._making_do(lambda: self.disk.open(path, create=create), writes=writes)
+        return self._open_or_shrink(lambda: self.disk.open(path, create=create), writes=writes)
 
-    def _making_do(self, opening: Callable[[], T], *, writes: bool = False) -> T:
-        """When somebody else took the descriptors: make do with half of ours rather than fail."""
+    def _open_or_shrink(self, opening: Callable[[], T], *, writes: bool = False) -> T:
+        """Open a file; if no descriptor is free, close half of the cache and try again."""
         try:
             return opening()
         except OSError as error:
@@ -102,15 +102,15 @@ class FileCache(OpenFiles):
             self.disk.close(entry.file)
 
     def _sync_crowd(self) -> None:
-        """Only for those who write, and so wait for the disk anyway."""
+        """Sync dirty files so that they can be closed. Only for writers, which wait for the disk anyway."""
         with self._lock:
             count = len(self._dirty)
             crowd = self._take(sorted(self._dirty)[: count if self._is_cheaper_at_once(count) else CROWD_SYNCED])
         self._sync_taken(crowd)
 
     def _take(self, paths: list[str]) -> list[OpenFile]:
-        """Kept open until `_sync_taken`. No longer dirty before they are synced: what is written meanwhile makes
-        them dirty again."""
+        """Hold dirty files open until `_sync_taken`. They are unmarked before the sync, so that a write during it marks
+        them again."""
         self._dirty.difference_update(paths)
         self._being_synced.update(paths)
         return [self._use(self._open[path]) for path in paths]
@@ -123,16 +123,16 @@ class FileCache(OpenFiles):
                 for entry in taken:
                     self._sync_file(entry)
         finally:
-            self._let_go_taken(taken)
+            self._release_taken(taken)
 
-    def _let_go_taken(self, taken: list[OpenFile]) -> None:
+    def _release_taken(self, taken: list[OpenFile]) -> None:
         with self._lock:
             for entry in taken:
                 self._being_synced[entry.path] -= 1
                 if not self._being_synced[entry.path]:
                     del self._being_synced[entry.path]
         for entry in taken:
-            self.let_go(entry)
+            self.release(entry)
 
     def _is_cheaper_at_once(self, count: int) -> bool:
         return self.sync_filesystem is not None and count > self.disk.sync_each_max
@@ -146,43 +146,44 @@ class FileCache(OpenFiles):
         try:
             return self.disk.pread(entry.file, size, position)
         finally:
-            self.let_go(entry)
+            self.release(entry)
 
     def read_segment(self, segment: "Segment", size: int, position: int) -> bytes:
-        """Bytes of a segment's batches, wherever they are; of an archived one only up to the end of a row group."""
+        """Bytes of a segment's batches, from its file or its archive; from an archive only up to the end of a row
+        group."""
         if segment.tier is None:
             return self.read(segment.data_path, size, position)
         return self.groups.read(segment.tier, size, position)
 
     def read_cached(self, path: str, size: int, position: int) -> bytes | None:
-        """None when the bytes are not in the page cache and reading would wait for the disk."""
+        """None if the bytes are not in the page cache, so that reading them would wait for the disk."""
         entry = self._acquire(path)
         try:
             return self.disk.pread_cached(entry.file, size, position)
         finally:
-            self.let_go(entry)
+            self.release(entry)
 
     def part(
         self, segment: "Segment", position: int, end: int, next_offset: int, *, is_at_end: bool
     ) -> FileRange | None:
-        """Batches that can be sent without being read; see part.py. None when there are many already, and on a disk
-        that a test has changed: it wants to be asked for every byte."""
+        """Batches that can be sent without reading them; see read/file_range.py. None if there are too many ranges
+        already, and on a simulated disk, which must see every read."""
         if FileRange.made >= self.parts_max or not is_untouched(self.disk):
             return None
         entry = self._acquire(segment.data_path)
         try:
             return cut_part(self.disk, entry.file, position, end, next_offset, segment.left_memory, is_at_end=is_at_end)
         finally:
-            self.let_go(entry)
+            self.release(entry)
 
     def write(self, path: str, buffers: Sequence[Bytes], position: int, *, create: bool = False) -> int:
         entry = self._acquire(path, create, writes=True)
         try:
             return self.disk.pwrite(entry.file, buffers, position)
         finally:
-            # Only now, and also if it failed half-way: a checkpoint that syncs the file while it is being written
-            # takes the mark away, and nobody would sync what came after.
-            self.let_go(entry, dirty=True)
+            # Marked dirty only after the write, even if it failed half-way: a checkpoint that syncs the file during the
+            # write removes the mark, and the rest of the write would never be synced.
+            self.release(entry, dirty=True)
 
     @contextmanager
     def held(self, path: str) -> Iterator[None]:
@@ -191,25 +192,25 @@ class FileCache(OpenFiles):
             yield
         finally:
             if held is not None:
-                self.let_go(held, dirty=False)
+                self.release(held, dirty=False)
 
     def start_writing_back(self, paths: Iterable[str]) -> None:
-        """Of those that are still open; one that is not was synced when it was closed."""
+        """Start the write-back of the files that are open; others were synced before they were closed."""
         for path in paths:
             held = self.hold(path)
             if held is not None:
                 try:
                     self.disk.start_writing_back(held.file)
                 finally:
-                    self.let_go(held)
+                    self.release(held)
 
     def write_derived(self, path: str, data: Bytes, position: int) -> None:
-        """Write what can be made again from other files: never dirty, so never worth a sync."""
+        """Write data that can be rebuilt from other files: it is never marked dirty, so never synced."""
         entry = self._acquire(path, create=True)
         try:
             self.disk.pwrite(entry.file, [data], position)
         finally:
-            self.let_go(entry)
+            self.release(entry)
 
     def sync(self, path: str) -> None:
         entry = self._acquire(path, writes=True)
@@ -219,7 +220,7 @@ class FileCache(OpenFiles):
         try:
             self._sync_file(entry)
         finally:
-            self._let_go_taken([entry])
+            self._release_taken([entry])
 
     def _sync_file(self, entry: OpenFile) -> None:
         self._sync(lambda: sync_noting(self.disk, entry.file, self.sync_failure))
@@ -230,17 +231,17 @@ class FileCache(OpenFiles):
             sync()
         except OSError as error:
             self.failure = error
-            self.sync_failure.note(error.errno or errno.EIO)  # chains look at nothing else
+            self.sync_failure.note(error.errno or errno.EIO)  # for I/O chains
             raise
-        self.check()  # of two who sync a file at once, only one is told
+        self.check()  # of two threads that sync a file at once, only one gets the error
 
     def sync_failed(self, error: OSError) -> None:
-        """In a chain that has ended."""
+        """Record the failed sync of an I/O chain."""
         if self.failure is None:
             self.failure = error
 
     def check(self) -> None:
-        """Raise if a sync has failed: nothing may be called durable any more."""
+        """Raise if any sync has failed: nothing may be reported as durable any more."""
         if self.failure is None and self.sync_failure.errno:
             self.failure = OSError(self.sync_failure.errno, os.strerror(self.sync_failure.errno))
         if self.failure is not None:
@@ -251,14 +252,14 @@ class FileCache(OpenFiles):
         try:
             self.disk.truncate(entry.file, size)
         finally:
-            self.let_go(entry, dirty=True)
+            self.release(entry, dirty=True)
 
     def size(self, path: str) -> int:
         entry = self._acquire(path)
         try:
             return self.disk.size(entry.file)
         finally:
-            self.let_go(entry)
+            self.release(entry)
 
     def folder_changed(self, folder: str) -> None:
         with self._lock:
@@ -267,8 +268,8 @@ class FileCache(OpenFiles):
 
     @contextmanager
     def folder_held(self, folder: str) -> Iterator[None]:
-        """Meanwhile a sync of this folder takes no descriptor: for who can do no more about it when there is none."""
-        held = OpenFile(folder, self._making_do(lambda: self.disk.open_dir(folder), writes=True))
+        """Within the block, a sync of this folder needs no free descriptor."""
+        held = OpenFile(folder, self._open_or_shrink(lambda: self.disk.open_dir(folder), writes=True))
         with self._lock:
             self._folders.setdefault(folder, []).append(held)
         try:
@@ -278,27 +279,27 @@ class FileCache(OpenFiles):
                 self._folders[folder].remove(held)
                 if not self._folders[folder]:
                     del self._folders[folder]
-            self.let_go(held)
+            self.release(held)
 
     def sync_folder(self, folder: str) -> None:
         change = self._dirty_folders.get(folder)
         with self._lock:
             held = self._folders[folder][-1] if folder in self._folders else None
             if held is not None:
-                held.users += 1  # another thread's, perhaps, which may let go of it meanwhile
+                held.users += 1  # it may be another thread's, which may release it meanwhile
         try:
             if held is not None:
                 self.disk.sync_dir(folder, held.file)
             else:
-                with suppress(FileNotFoundError):  # its log was deleted meanwhile
-                    self._making_do(lambda: self.disk.sync_dir(folder), writes=True)
+                with suppress(FileNotFoundError):  # its log has been deleted
+                    self._open_or_shrink(lambda: self.disk.sync_dir(folder), writes=True)
         finally:
             if held is not None:
-                self.let_go(held)
+                self.release(held)
         self._folder_synced(folder, change)
 
     def listdir(self, folder: str) -> list[str]:
-        return self._making_do(lambda: self.disk.listdir(folder))
+        return self._open_or_shrink(lambda: self.disk.listdir(folder))
 
     def _folder_synced(self, folder: str, change: int | None) -> None:
         with self._lock:
@@ -309,19 +310,19 @@ class FileCache(OpenFiles):
         return folder in self._dirty_folders
 
     def take_dirty(self) -> Dirty:
-        """Everything changed since the last call, for `sync_all`; and what somebody else is just syncing, since nobody
-        knows yet how that ends."""
+        """Everything that changed since the last call, for `sync_all`, including files that another thread is syncing:
+        that sync may fail."""
         with self._lock:
             changed = self._dirty.union(path for path in self._being_synced if path in self._open)
             return Dirty(self._take(sorted(changed)), dict(sorted(self._dirty_folders.items())))
 
     def sync_all(self, dirty: Dirty) -> None:
-        """Many are synced with the whole filesystem, names included."""
+        """Sync files and folders: many of them through one sync of the whole filesystem, which includes names."""
         if self._is_cheaper_at_once(len(dirty.files) + len(dirty.folders)):
             try:
                 self._sync_everything()
             finally:
-                self._let_go_taken(dirty.files)
+                self._release_taken(dirty.files)
             for folder, change in dirty.folders.items():
                 self._folder_synced(folder, change)
         else:
@@ -331,11 +332,11 @@ class FileCache(OpenFiles):
         self.check()  # a round's sync may have failed since the list was made
 
     def forget(self, paths: Iterable[str]) -> None:
-        """Close files that are about to be removed or replaced; users of the moment keep theirs."""
+        """Close files that are about to be removed or replaced; current users keep their descriptors."""
         with self._lock:
             self._forgets += 1
             for path in paths:
-                self.groups.forget(path)  # a name may come back, after a truncation, for other records
+                self.groups.forget(path)  # after a truncation the name may be used again for other records
                 self._dirty.discard(path)
                 self._idle.pop(path, None)
                 entry = self._open.pop(path, None)

@@ -1,7 +1,7 @@
-"""A chain of writes and syncs that runs to its end, or to the first error, without the interpreter.
+"""I/O chains: a list of writes and syncs that runs to its end, or to the first error, without the GIL.
 
-A round is a handful of short calls on the disk. Made one by one from a Python thread, each of them gives the
-interpreter away and has to win it back from the event loop, which costs more than the call. Only disk.py uses this.
+A round is a handful of short system calls. Made one by one from a Python thread, each would release the GIL and wait to
+get it back from the event loop, which costs more than the call. Only disk.py and workers.py use this module.
 """
 
 import os
@@ -24,13 +24,13 @@ cdef extern from *:
     #include <time.h>
     #include <unistd.h>
 
-    #define HEADRACE_PARTS_MAX 512 /* of one call; Linux takes 1,024 */
-    #define HEADRACE_PIECE_BYTES (1 << 20) /* of one call */
+    #define HEADRACE_PARTS_MAX 512 /* buffers per call; Linux allows 1,024 */
+    #define HEADRACE_PIECE_BYTES (1 << 20) /* bytes per call */
     #define HEADRACE_PAGE_MASK 4095LL
 
     static void headrace_start_writing_back(int file, long long position, long long bytes) {
     #ifdef SYNC_FILE_RANGE_WRITE
-        /* Whether it works does not matter, and a sync that follows tells what failed. */
+        /* Errors do not matter: the sync that follows reports them. */
         (void)sync_file_range(file, position, bytes, SYNC_FILE_RANGE_WRITE);
     #else
         (void)file, (void)position, (void)bytes;
@@ -39,18 +39,18 @@ cdef extern from *:
 
     typedef struct {
         int file;
-        int count;           /* of parts; -1: a sync */
+        int count;           /* number of parts; -1: a sync */
         struct iovec *parts; /* changed as they are written */
         long long position;
     } headrace_step;
 
     typedef struct {
-        int done;  /* steps that were carried out in full */
-        int error; /* errno of the step behind them; 0: there was none */
+        int done;  /* number of steps carried out in full */
+        int error; /* errno of the step after them; 0: none */
         double sync_s;
     } headrace_ran;
 
-    /* The parts that one call takes, the last of them cut short if need be; returns their bytes. */
+    /* The parts for one call, the last one cut short if necessary; returns their bytes. */
     static size_t headrace_piece(const struct iovec *parts, int left, struct iovec *piece, int *count) {
         size_t bytes = 0;
         for (*count = 0; *count < left && *count < HEADRACE_PARTS_MAX && bytes < HEADRACE_PIECE_BYTES; ++*count) {
@@ -75,8 +75,8 @@ cdef extern from *:
                 return errno;
             }
             if (gone == 0 && wanted > 0) return EIO; /* no progress */
-            /* The disk begins with a large write while the rest of it is still being copied. Whole pages only: one
-               that goes on growing would be written twice. */
+            /* Start the write-back of a large write while the rest is still being copied. Only whole pages: a page that
+               still grows would be written twice. */
             if ((size_t)gone >= HEADRACE_PIECE_BYTES) {
                 long long from = position & ~HEADRACE_PAGE_MASK, to = (position + gone) & ~HEADRACE_PAGE_MASK;
                 headrace_start_writing_back(step->file, from, to - from);
@@ -101,9 +101,9 @@ cdef extern from *:
         return t.tv_sec + t.tv_nsec / 1e9;
     }
 
-    /* `failed` is where a sync that fails says so, at once and without the interpreter, for those who sync the same file
-       in other threads: of them all, only one is told by the system. Never tried again, not even after EINTR: the
-       next one would answer OK and have written nothing. */
+    /* A failed sync is noted in `failed`, at once and without the GIL, for other threads that sync the same file: the
+       kernel reports an error to one of them only. Never retried, not even after EINTR: the next sync would report
+       success without writing anything. */
     static int headrace_sync(int file, int *failed) {
         int error = fdatasync(file) < 0 ? errno : 0;
         if (error) __atomic_store_n(failed, error, __ATOMIC_SEQ_CST);
@@ -117,7 +117,7 @@ cdef extern from *:
             if (step->count < 0) {
                 double began = headrace_now();
                 ran.error = headrace_sync(step->file, failed);
-                /* Of two who sync a file at once only one is told: what follows must not call it durable. */
+                /* Another thread may have got this file's error: the steps that follow must not rely on it. */
                 if (!ran.error) ran.error = __atomic_load_n(failed, __ATOMIC_SEQ_CST);
                 ran.sync_s += headrace_now() - began;
             } else {
@@ -128,11 +128,11 @@ cdef extern from *:
         return ran;
     }
 
-    /* One chain at a time: `work` hands it to the thread, the event hands it back. Both order memory. */
+    /* One chain at a time: `work` passes it to the thread, `event` passes it back. Both are memory barriers. */
     typedef struct {
         pthread_t thread;
         sem_t work;
-        headrace_step *steps; /* NULL: it is over */
+        headrace_step *steps; /* NULL: the thread ends */
         int count, event, *failed;
         headrace_ran ran;
     } headrace_engine;
@@ -155,7 +155,7 @@ cdef extern from *:
         engine->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
         if (engine->event < 0) return errno;
         sem_init(&engine->work, 0, 0);
-        sigfillset(&all); /* signals are for the interpreter's threads */
+        sigfillset(&all); /* signals are handled by Python's threads */
         pthread_sigmask(SIG_SETMASK, &all, &before);
         error = pthread_create(&engine->thread, NULL, headrace_engine_main, engine);
         pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -169,7 +169,7 @@ cdef extern from *:
         sem_post(&engine->work);
     }
 
-    /* 1 when a chain has ended since the last call. */
+    /* 1 if a chain has ended since the last call. */
     static int headrace_engine_collect(headrace_engine *engine, headrace_ran *ran) {
         uint64_t ended;
         if (read(engine->event, &ended, sizeof ended) < 0) return 0;
@@ -215,7 +215,7 @@ cdef extern from *:
 
 
 cdef class Step:
-    """One link of a chain of calls: a write of all buffers, or, without any, a sync."""
+    """One step of a chain: a write of all buffers, or, if buffers is None, a sync."""
 
     def __init__(self, int file, buffers, long long position=0):
         self.file = file
@@ -224,7 +224,7 @@ cdef class Step:
 
 
 cdef class _Chain:
-    """The steps as the C side wants them. Holds the buffers until it goes."""
+    """The steps as C structures. Holds the buffers until it is deallocated."""
     cdef headrace_step* steps
     cdef iovec* parts
     cdef Py_buffer* views
@@ -268,9 +268,9 @@ cdef class _Chain:
 
 
 def start_writing_back(int file):
-    """Have what was written go to the disk soon. Waits for nothing and promises nothing.
+    """Ask the kernel to start the write-back of a file. Does not wait, and guarantees nothing.
 
-    Not the last page: whoever appends would wait for it, and it would be written again."""
+    Not of the last page: an append would wait for it, and it would be written again."""
     cdef long long whole_pages = os.fstat(file).st_size & ~4095
     if whole_pages:
         with nogil:
@@ -278,12 +278,12 @@ def start_writing_back(int file):
 
 
 cdef class SyncFailure:
-    """Whether a sync of a set of files has failed, known to all threads from the moment it did."""
+    """Whether a sync of a set of files has failed; visible to all threads from that moment."""
     cdef int error
 
     @property
     def errno(self):
-        """0: none has."""
+        """0: no sync has failed."""
         return self.error
 
     def note(self, int error):
@@ -299,7 +299,7 @@ def sync(int file, SyncFailure failure not None):
 
 
 def run(steps, SyncFailure failure not None):
-    """Here and now: (steps done, errno of the next one or 0, seconds in syncs)."""
+    """Run a chain on this thread. Returns (steps done, errno of the next one or 0, seconds in syncs)."""
     cdef _Chain chain = _Chain(steps)
     cdef headrace_ran ran
     with nogil:
@@ -307,9 +307,9 @@ def run(steps, SyncFailure failure not None):
     return ran.done, ran.error, ran.sync_s
 
 
-@cython.no_gc_clear  # what the thread writes must outlive the thread
+@cython.no_gc_clear  # the memory that the thread writes to must outlive the thread
 cdef class IoThread:
-    """A thread that runs one chain at a time and never needs the interpreter. `fileno` is readable when one ended."""
+    """A thread that runs one chain at a time and never takes the GIL. `fileno` becomes readable when a chain ends."""
     cdef headrace_engine engine
     cdef _Chain running
     cdef SyncFailure failure
@@ -333,7 +333,7 @@ cdef class IoThread:
         headrace_engine_start(&self.engine, self.running.steps, self.running.step_count)
 
     def collect(self):
-        """What became of the chain, as `run` returns it; None while it runs."""
+        """The chain's result, as `run` returns it; None while it runs."""
         cdef headrace_ran ran
         if self.running is None or not headrace_engine_collect(&self.engine, &ran):
             return None
@@ -341,7 +341,7 @@ cdef class IoThread:
         return ran.done, ran.error, ran.sync_s
 
     def close(self):
-        """Waits for the chain that runs; what became of it is nobody's business any more."""
+        """Wait for the running chain and discard its result."""
         cdef int is_running
         if self.is_open:
             self.is_open = False

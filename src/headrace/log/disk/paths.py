@@ -1,14 +1,14 @@
-"""Every name on disk has its author here, so that recovery, retention and documents cannot disagree.
+"""Names on disk. All of them are made and parsed here, so that recovery, retention and documents cannot disagree.
 
 logs/<id>-<slug>/<base>.log             first generation of a segment
 logs/<id>-<slug>/<base>-<gen>.log       the same offsets rewritten (compaction, recovery)
                  <stem>.index .timeindex .seal      beside it
 logs/<id>-<slug>/<base>-<gen>.tier      the same offsets archived: the manifest of
 tier/<id>-<slug>/<base>-<gen>.parquet   which may be in another place (tier_dir)
-held/<until>-<hex>/<id>-<stem>.log      another name of a segment, made by a reader that needs it until then
-damaged/...                             files that were taken out of their places, for people to look at
-folder-id                               the same in all copies of a data folder, made when the first is
-standby                                 this folder is a copy of another broker's, whole or not (standby.py)
+held/<until>-<hex>/<id>-<stem>.log      hard link to a segment, made by a reader that needs it until then
+damaged/...                             quarantined files, for people to look at
+folder-id                               identifies a data folder; the same in all of its copies
+standby                                 marks a copy of another broker's folder (standby/follower.py)
 """
 
 import re
@@ -30,7 +30,7 @@ KEYS = "keys"
 LOCK = "lock"
 STANDBY = "standby"
 FOLDER_ID = "folder-id"
-LOST_AND_FOUND = "lost+found"  # of the filesystem, where a data folder is the root of one; only root may look inside
+LOST_AND_FOUND = "lost+found"  # in a data folder that is a mount point; only root can read it
 
 DATA = ".log"
 INDEX = ".index"
@@ -62,13 +62,13 @@ class SegmentStem(NamedTuple):
 
 
 def parse_segment(name: str) -> SegmentStem | None:
-    """Of a data file, or of the manifest of an archived segment."""
+    """Parse the name of a data file, or of the manifest of an archived segment."""
     match = _SEGMENT.fullmatch(name)
     return None if match is None else SegmentStem(int(match[1]), int(match[2] or 0))
 
 
 def held_name(until_ms: int, name: str) -> str:
-    """A folder of links to files that somebody is reading, and until when they are to stay."""
+    """Folder of hard links to files that a reader uses, and the time until which they must stay."""
     return f"{until_ms}-{name}"
 
 
@@ -96,7 +96,7 @@ def parse_state(name: str) -> int | None:
 
 
 def slug(name: str) -> str:
-    """A piece of a client's name that is safe in a path; for people only, never parsed back."""
+    """The part of a client's name that is safe in a path. For people only; never parsed."""
     return re.sub(r"[^A-Za-z0-9_]+", "-", name)[:40].strip("-") or "log"
 
 

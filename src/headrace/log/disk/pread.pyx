@@ -1,5 +1,5 @@
-"""A read that never waits for the disk, into memory that is not cleared first, and whether one would wait. Only disk.py
-and part.py call them."""
+"""Reads that never wait for the disk, into memory that is not cleared first, and a test for whether one would wait.
+Used by disk.py and read/file_range.py only."""
 
 import os
 
@@ -13,7 +13,7 @@ cdef extern from *:
     #include <unistd.h>
     #ifdef __linux__
     #include <sys/syscall.h>
-    /* The number is the same on every architecture that Linux 6.5, which has it, and Python have in common. */
+    /* Since Linux 6.5; the same number on every architecture that Python supports. */
     #ifndef __NR_cachestat
     #define __NR_cachestat 451
     #endif
@@ -52,9 +52,9 @@ cdef extern from *:
 
 
 def pread_nowait(int file, Py_ssize_t size, long long position):
-    """What the page cache has from position on without a gap; an OSError with EAGAIN when that is nothing."""
+    """The bytes from position on that are in the page cache without a gap; OSError with EAGAIN if there are none."""
     if size < 0:
-        raise ValueError(f"{size} bytes cannot be read")
+        raise ValueError(f"cannot read {size} bytes")
     cdef bytes data = PyBytes_FromStringAndSize(NULL, size)
     cdef char* buffer = PyBytes_AS_STRING(data)
     cdef Py_ssize_t got
@@ -66,5 +66,5 @@ def pread_nowait(int file, Py_ssize_t size, long long position):
 
 
 def is_cached(int file, long long position, long long size):
-    """Whether all of it is in the page cache. False also where the system does not tell, as Linux before 6.5."""
+    """Whether the whole range is in the page cache. False if the system cannot tell (Linux before 6.5)."""
     return size > 0 and headrace_is_cached(file, position, size) == 1

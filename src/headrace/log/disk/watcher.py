@@ -1,13 +1,13 @@
-"""Who is told of every change of a disk, and by which name.
+"""Observation of a disk: notifies one observer of every change, by the current name of the file.
 
-A watcher is told after a change was made and before whoever asked for it goes on, in that thread. So what one thread
-does because of what another did is told after it, and the order in which a watcher is told of changes is one in which
-a single process could have made them: every beginning of it is a state that a kill could have left.
+The thread that made a change notifies the observer after the change and before it continues. So a change that depends
+on another is reported after it, and the reported order is one in which a single process could have made the changes:
+every prefix of it is a state that a kill could have left. Standbys rely on that.
 
-That needs two things of the callers, and they keep to them. A file is written by one thread at a time: segments,
-journal and slots in the worker's turn (see work.Lane), a file that is being made (journal, state, compaction, catalog)
-by whoever makes it, before anybody else knows its name. And a chain's steps, which no interpreter sees, are told in the
-order of the chain when the owner hears of its end, before it tells anybody.
+Callers guarantee two things. First, a file is written by one thread at a time: segments, journal and slots in the
+worker's turn (workers.SerialExecutor), and a new file (journal, state, compaction, catalog) by the thread that makes
+it, before any other knows its name. Second, the steps of an I/O chain are reported in order when the owner thread gets
+the chain's result, before it notifies any waiter.
 """
 
 import threading
@@ -18,12 +18,12 @@ Bytes = bytes | bytearray | memoryview
 
 
 class DiskObserver(Protocol):
-    """Called with `OpenPaths.lock` held where names are concerned: nothing here may wait."""
+    """Methods about names are called with `OpenPaths.lock` held, so none may block."""
 
     def created(self, path: str, *, exclusive: bool) -> None: ...
     def wrote(self, file: int, buffers: Sequence[Bytes], position: int) -> None: ...
     def broke_off(self, file: int, size: int, position: int) -> None:
-        """A write that failed, and may have written any part of its bytes."""
+        """A write failed and may have written any part of its bytes."""
 
     def truncated(self, file: int, size: int) -> None: ...
     def synced(self, file: int) -> None: ...
@@ -36,10 +36,10 @@ class DiskObserver(Protocol):
 
 
 class OpenPaths:
-    """What open files are called by now. One that was removed has no name: what is written to it, nobody finds.
+    """The current paths of open files. A removed file has none: bytes written to it cannot be found again.
 
-    A folder that gets another name has files in it and no folders, as those of logs do. Looked up by folder, since
-    every change of the catalog is a rename, and thousands of files may be open.
+    A folder that is renamed contains only files, as the folders of logs do. Paths are indexed by folder, because every
+    change of the catalog is a rename and thousands of files may be open.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class OpenPaths:
         self._folders: dict[str, dict[str, set[int]]] = {}  # folder -> name -> open files
 
     def __reduce__(self) -> tuple[type["OpenPaths"], tuple[()]]:
-        """A disk is sent to Spark's workers; what is open here is not open there."""
+        """A disk may be pickled for Spark executors, where none of these files is open."""
         return OpenPaths, ()
 
     def path(self, file: int) -> str | None:
@@ -61,8 +61,10 @@ class OpenPaths:
             self._folders.setdefault(folder, {}).setdefault(name, set()).add(file)
 
     def closed(self, file: int) -> None:
-        """Before it is: the next one to be opened may get its number. The child of a fork closes the lock of its
-        parent's folder, which is not known here, and must not wait: who had the lock is not there any more."""
+        """Call this before closing: the next file may get the same descriptor.
+
+        The child of a fork closes its parent's folder lock, which is not registered here, and must not wait for `lock`:
+        the thread that held it does not exist in the child."""
         if file not in self._paths:
             return
         with self.lock:

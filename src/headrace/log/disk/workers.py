@@ -1,4 +1,4 @@
-"""Where the slow half of the log's work runs: threads in production, on demand in tests and tools."""
+"""Workers: where the log's disk work runs. Threads in production; on demand (inline) in tests and tools."""
 
 import threading
 from collections import deque
@@ -8,14 +8,13 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from headrace.log.disk.disk import Disk, RealDisk, is_untouched, ran, run_chain, tell_chain
+from headrace.log.disk.disk import Disk, RealDisk, is_untouched, ran, report_chain, run_chain
 from headrace.log.disk.io_chain import IoThread, Step, SyncFailure
-from headrace.log.standby.acks import StandbyAcks
 
 Job = Callable[[], Any]
 Done = Callable[[Any, BaseException | None], None]
 Post = Callable[[Callable[[], object]], object]
-Watch = Callable[[int, Callable[[], object] | None], object]  # call back when the file is readable; None: no more
+Watch = Callable[[int, Callable[[], object] | None], object]  # call back when the descriptor is readable; None: stop
 
 
 class Worker(Protocol):
@@ -23,15 +22,22 @@ class Worker(Protocol):
         """Run job elsewhere, then done(result, error) on the owner thread. Jobs run in order, one at a time."""
 
     def close(self) -> None:
-        """Finish what was submitted, then stop."""
+        """Finish the submitted jobs, then stop."""
+
+
+class Confirmation(Protocol):
+    """Decides when work that is on the local disk may be reported as done. See standby/acks.py."""
+
+    def then(self, callback: Callable[[], object]) -> None:
+        """Call back once everything done so far is confirmed; in the order of the calls."""
 
 
 class ThreadWorker:
-    """With more than one thread, jobs begin in order and end in any."""
+    """Runs jobs on threads of its own. With more than one thread, jobs start in order and end in any order."""
 
     def __init__(self, name: str, post: Post, threads: int = 1) -> None:
         self._post = post
-        # Waiting for it is part of every confirm: a Semaphore is a dozen Python calls more, and as many locks.
+        # Every confirm waits for this queue once: a Semaphore would cost a dozen Python calls and locks more.
         self._jobs: SimpleQueue[tuple[Job, Done] | None] = SimpleQueue()
         self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(threads)]
         for thread in self._threads:
@@ -49,12 +55,12 @@ class ThreadWorker:
             result, error = None, None
             try:
                 result = job()
-            except BaseException as caught:  # noqa: BLE001 - the owner decides what it means
+            except BaseException as caught:  # noqa: BLE001 - the owner thread handles it
                 error = caught
             self._post(partial(done, result, error))
 
     def close(self, *, finish: bool = True) -> None:
-        """Without `finish` what was not begun is left out, and nobody is told."""
+        """Without `finish`, jobs that have not started are dropped without calling their `done`."""
         with suppress(Empty):
             while not finish:
                 self._jobs.get_nowait()
@@ -65,7 +71,7 @@ class ThreadWorker:
 
 
 class InlineWorker:
-    """Runs a job when asked to: `pump` is the whole scheduler, so that a test decides the order of events."""
+    """Runs one job per call of `pump`, so that a test decides the order of events."""
 
     def __init__(self) -> None:
         self._jobs: deque[tuple[Job, Done]] = deque()
@@ -74,14 +80,14 @@ class InlineWorker:
         self._jobs.append((job, done))
 
     def pump(self) -> bool:
-        """One job, if there is one."""
+        """Run one job, if there is one."""
         if not self._jobs:
             return False
         job, done = self._jobs.popleft()
         result, error = None, None
         try:
             result = job()
-        except Exception as caught:  # noqa: BLE001 - as the thread does it
+        except Exception as caught:  # noqa: BLE001 - as ThreadWorker does
             error = caught
         done(result, error)
         return True
@@ -92,10 +98,11 @@ class InlineWorker:
 
 
 class SerialExecutor:
-    """The worker's jobs and the chains of rounds: in the order in which they came, one at a time, so that what they
-    all change has one user at any moment. For the owner thread.
+    """Runs the worker's jobs and the I/O chains of rounds in order, one at a time, so that the journal, the segments
+    and the slots have one user at any moment. Used on the owner thread.
 
-    With `watch` a chain runs in a thread that needs no interpreter; without, it is one more job of the worker.
+    A turn is held from `take_turn` (or `submit`) to `release_turn` (or the end of a job). With `watch`, chains run on
+    an I/O thread without the GIL; without, as jobs of the worker.
     """
 
     def __init__(self, worker: Worker, disk: Disk, failure: SyncFailure, watch: Watch | None = None) -> None:
@@ -103,92 +110,93 @@ class SerialExecutor:
         self._disk = disk
         self._failure = failure
         self._watch = watch
-        self._engine: IoThread | None = None
-        self._ended: Done | None = None
+        self._io_thread: IoThread | None = None
+        self._chain_done: Done | None = None
         self._steps: Sequence[Step] = ()
-        self._is_taken = False
-        self.confirms: StandbyAcks | None = None  # whose standbys are asked before anybody hears of what was done
+        self._is_busy = False
+        self.confirms: Confirmation | None = None  # waits for standbys before a result is reported
         self._waiting: deque[Callable[[], object] | tuple[Job, Done]] = deque()
         if watch is not None and is_untouched(disk):
             self._real: RealDisk = disk
-            self._engine = IoThread(failure)
-            watch(self._engine.fileno(), self._collect)
+            self._io_thread = IoThread(failure)
+            watch(self._io_thread.fileno(), self._collect)
 
     def submit(self, job: Job, done: Done) -> None:
-        """As a Worker does it."""
-        if self._is_taken:
+        """See Worker.submit."""
+        if self._is_busy:
             self._waiting.append((job, done))
         else:
-            self._is_taken = True
-            self.give(job, done)
+            self._is_busy = True
+            self.submit_in_turn(job, done)
 
-    def enter(self, start: Callable[[], object]) -> None:
-        """Call start when it is its turn, which ends with a job that was given, or with `leave`."""
-        if self._is_taken:
+    def take_turn(self, start: Callable[[], object]) -> None:
+        """Call start in a turn of its own, which `release_turn`, or a job of `submit_in_turn`, ends."""
+        if self._is_busy:
             self._waiting.append(start)
         else:
-            self._is_taken = True
+            self._is_busy = True
             start()
 
-    def leave(self) -> None:
-        self._is_taken = False
-        while self._waiting and not self._is_taken:
-            self._is_taken = True
+    def release_turn(self) -> None:
+        self._is_busy = False
+        while self._waiting and not self._is_busy:
+            self._is_busy = True
             following = self._waiting.popleft()
             if isinstance(following, tuple):
-                self.give(*following)
+                self.submit_in_turn(*following)
             else:
                 following()
 
-    def give(self, job: Job, done: Done) -> None:
-        """In one's turn: a job for the worker, with which the turn ends."""
+    def submit_in_turn(self, job: Job, done: Done) -> None:
+        """For the holder of the turn: a job for the worker, after which the turn ends."""
 
-        def over(result: Any, error: BaseException | None) -> None:
+        def finished(result: Any, error: BaseException | None) -> None:
             try:
                 done(result, error)
             finally:
-                self.leave()
+                self.release_turn()
 
-        self._worker.submit(job, partial(self._tell, over))
+        self._worker.submit(job, partial(self._report, finished))
 
-    def _tell(self, done: Done, result: Any, error: BaseException | None) -> None:
+    def _report(self, done: Done, result: Any, error: BaseException | None) -> None:
         if self.confirms is None or error is not None:
             done(result, error)
         else:
             self.confirms.then(lambda: done(result, None))
 
-    def run(self, steps: Sequence[Step], ended: Done) -> None:
-        """In one's turn, which goes on: a chain. What the disk refuses is in its result; an error is our bug."""
-        if self._engine is None:
-            self._worker.submit(lambda: run_chain(self._disk, steps, self._failure), partial(self._tell, ended))
+    def run(self, steps: Sequence[Step], done: Done) -> None:
+        """For the holder of the turn, which keeps it: run an I/O chain. Disk errors are in its result; any other error
+        is a bug."""
+        if self._io_thread is None:
+            self._worker.submit(lambda: run_chain(self._disk, steps, self._failure), partial(self._report, done))
         else:
-            self._ended = ended
+            self._chain_done = done
             self._steps = steps
-            self._engine.start(steps)
+            self._io_thread.start(steps)
 
     def _collect(self) -> None:
-        assert self._engine is not None
-        result = self._engine.collect()
-        if result is not None and self._ended is not None:
-            ended, self._ended = self._ended, None
+        assert self._io_thread is not None
+        result = self._io_thread.collect()
+        if result is not None and self._chain_done is not None:
+            done, self._chain_done = self._chain_done, None
             watcher = self._real.watcher
             if watcher is not None:
-                tell_chain(watcher, self._steps, result)
-            self._tell(ended, ran(result), None)
+                report_chain(watcher, self._steps, result)
+            self._report(done, ran(result), None)
 
     def stop_watching(self) -> None:
-        """On the owner thread, before its loop ends: no chain follows."""
-        if self._engine is not None and self._watch is not None:
-            self._watch(self._engine.fileno(), None)
+        """Before the event loop ends: no chain may follow."""
+        if self._io_thread is not None and self._watch is not None:
+            self._watch(self._io_thread.fileno(), None)
             self._watch = None
 
     def close(self) -> None:
-        """Finish the jobs that were submitted; a chain that is under way ends, and nobody is told."""
-        if self._engine is not None:
+        """Finish the submitted jobs. A chain under way ends without a report."""
+        if self._io_thread is not None:
             self.stop_watching()
-            self._engine.close()
+            self._io_thread.close()
         waiting, self._waiting = self._waiting, deque()
-        for one in waiting:
-            if isinstance(one, tuple):
-                self._worker.submit(*one)
+        for entry in waiting:
+            if isinstance(entry, tuple):
+                self._worker.submit(*entry)
         self._worker.close()

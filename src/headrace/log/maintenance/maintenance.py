@@ -85,7 +85,7 @@ class Maintenance:
                 s for s, following in zip(tail.segments, tail.segments[1:], strict=False) if following.base <= offset
             ]
             tail.segments = tail.segments[len(gone) :]
-            self._shard.committer.tell(log)
+            self._shard.committer.publish_ends(log)
             return gone, has_room
 
         def dropped(result: tuple[list[Segment], bool] | None, error: BaseException | None) -> None:

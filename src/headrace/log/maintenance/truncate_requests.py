@@ -93,7 +93,7 @@ class TruncateRequests:
         """Write and sync the slot while the intention stands: afterwards its former end would prove a loss."""
 
         def tell() -> None:
-            self._shard.committer.tell(log, must=True)
+            self._shard.committer.publish_ends(log, must=True)
             self._shard.slots.sync()
 
         def told(_result: object, error: BaseException | None) -> None:

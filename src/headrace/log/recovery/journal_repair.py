@@ -13,7 +13,7 @@ from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk, RealDisk
 from headrace.log.recovery.recovery import check_witness
 from headrace.log.standby import follower
-from headrace.log.state.store import StateStore
+from headrace.log.state.store import DiskStateStore
 
 SET_ASIDE = ".lost"
 
@@ -55,7 +55,7 @@ def _locked(root: str, disk: Disk, *, accept: bool) -> JournalFacts:
 
 
 def _read(root: str, disk: Disk) -> tuple[JournalFacts, list[journal.Entry]]:
-    state = StateStore(disk, f"{root}/{paths.STATE}")
+    state = DiskStateStore(disk, f"{root}/{paths.STATE}")
     state.load()
     state.close()
     entries: list[journal.Entry] = []

@@ -16,9 +16,9 @@ from headrace.errors import CorruptLog
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk, read_whole, write_atomically
 from headrace.log.disk.file_cache import NO_FILES, NO_ROOM, FileCache
-from headrace.log.disk.file_ends import SegmentEnd
 from headrace.log.disk.paths import SegmentStem
 from headrace.log.segments import index
+from headrace.log.segments.segment_end import SegmentEnd
 from headrace.log.tier.manifest import Tier
 from headrace.record.batch.crc32c import crc32c
 

@@ -1,7 +1,7 @@
-"""How many standbys must have a change on their disks before anybody is told of it (`standby_confirms`).
+"""Waits until enough standbys have synced a change before it is confirmed (`standby_confirms`).
 
-Asked wherever the owner thread hears that the disk is done. What is waited for is the last change there is by then: a
-standby that has made it has made all those before it, and synced what was synced here.
+Used wherever the owner thread gets the result of disk work. It waits for the latest change at that time: a standby that
+has applied it has applied all changes before it, and synced everything that was synced here.
 """
 
 import threading
@@ -14,16 +14,16 @@ Callback = Callable[[], object]
 
 
 class StandbyAcks:
-    """For the owner thread, but for `wait`."""
+    """Used on the owner thread, except `wait`."""
 
     def __init__(self, changes: Changes, wanted: int) -> None:
         self._changes = changes
         self.wanted = wanted
-        self.confirmed = changes.sequence  # as many standbys as are wanted have everything up to here
+        self.confirmed = changes.sequence  # enough standbys have everything up to this change
         self._waiting: deque[tuple[int, Callback]] = deque()
-        self._news = threading.Condition()
-        self._threads = 0  # that wait
-        self._is_over = False
+        self._confirmed_more = threading.Condition()
+        self._threads = 0  # number of threads in `wait`
+        self._has_ended = False
 
     @property
     def in_step(self) -> int:
@@ -34,41 +34,41 @@ class StandbyAcks:
         return bool(self._waiting) or self._threads > 0
 
     def then(self, callback: Callback) -> None:
-        """At once, or when the standbys have what was done by now; in the order of the calls."""
+        """Call back once enough standbys have all changes made so far, perhaps at once; in the order of the calls."""
         position = self._changes.sequence
-        if position <= self.confirmed or self._is_over:
+        if position <= self.confirmed or self._has_ended:
             callback()
         else:
             self._waiting.append((position, callback))
 
     def wait(self) -> None:
-        """The same for another thread, which stops until then."""
+        """Like `then`, for another thread, which blocks until then."""
         position = self._changes.sequence
-        with self._news:
+        with self._confirmed_more:
             self._threads += 1
-            self._news.wait_for(lambda: position <= self.confirmed or self._is_over)
+            self._confirmed_more.wait_for(lambda: position <= self.confirmed or self._has_ended)
             self._threads -= 1
 
     def count(self) -> None:
-        """A standby has said something, came or went."""
+        """Call this when a standby has confirmed something, connected or disconnected."""
         confirmed = sorted((feed.confirmed for feed in self._changes.feeds if feed.is_in_step), reverse=True)
         if len(confirmed) >= self.wanted:
-            self._reached(max(self.confirmed, confirmed[self.wanted - 1]))
+            self._advance(max(self.confirmed, confirmed[self.wanted - 1]))
 
     def end(self) -> None:
-        """Wait for nobody any more: the broker stops, and nobody is left to be told."""
-        self._is_over = True
-        self._reached(self._changes.sequence)
+        """Stop waiting for standbys: the broker stops, and no client is left to be confirmed to."""
+        self._has_ended = True
+        self._advance(self._changes.sequence)
 
-    def _reached(self, position: int) -> None:
-        with self._news:
+    def _advance(self, position: int) -> None:
+        with self._confirmed_more:
             self.confirmed = position
-            self._news.notify_all()
+            self._confirmed_more.notify_all()
         raised: BaseException | None = None
-        while self._waiting and (self._is_over or self._waiting[0][0] <= self.confirmed):
+        while self._waiting and (self._has_ended or self._waiting[0][0] <= self.confirmed):
             try:
                 self._waiting.popleft()[1]()
-            except Exception as bug:  # noqa: BLE001 - it holds up nobody else, and is raised after that
+            except Exception as bug:  # noqa: BLE001 - raised after all others were called
                 raised = raised or bug
         if raised is not None:
             raise raised

@@ -1,9 +1,10 @@
-"""The changes of a data folder, in order, for whoever keeps a copy of it: what a standby is sent.
+"""The change feed of a data folder: everything that a standby is sent, in order.
 
-A feed begins with a copy of the folder while it is written to. Its sender takes changes and pieces of files in turn,
-and a piece is read only when everything taken before it was sent: so it holds the changes sent before it, and perhaps
-some of those that follow, which are then made once more. They say what lies where, so that does no harm, and the copy
-is right as soon as everything is sent that was told of before its last piece was read: then both are in step.
+A feed begins with a copy of the folder, made while the folder is being written to. Its sender alternates between
+changes and chunks of files, and reads a chunk only when everything taken before it has been sent. So a chunk includes
+the changes sent before it, and perhaps some that follow, which the standby then applies again. That is harmless,
+because a change says which bytes are where. The copy is complete once all changes that were made before its last chunk
+was read have been sent: then the standby is in step.
 """
 
 import json
@@ -15,24 +16,24 @@ from typing import NamedTuple
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk
 from headrace.log.disk.watcher import Bytes, OpenPaths
-from headrace.log.standby.frames import PIECE_BYTES, Kind, are_zeros, checksum, counted, pack
+from headrace.log.standby.frames import PIECE_BYTES, Kind, are_zeros, checksum, pack, zero_count
 from headrace.record.batch.crc32c import crc32c
 
 QUEUE_BYTES_MAX = 256 << 20
-SILENT_BYTES_MAX = 64 * PIECE_BYTES  # compared with what a standby has, and so not sent
-ITEM_BYTES = 200  # of a change in memory, besides its data
-# Of the process or the disk that has the folder, or made again from what is sent.
+SILENT_BYTES_MAX = 64 * PIECE_BYTES  # bytes compared with the standby's copy between two heartbeats
+ITEM_BYTES = 200  # memory that a change takes besides its data
+# Not replicated: they belong to the process or disk that has the folder, or are rebuilt from other files.
 LEFT_OUT = frozenset(
     {
         *(paths.LOCK, paths.STAGING, paths.HELD, paths.SPILL, paths.KEYS, paths.LOST_AND_FOUND),
         *(paths.STANDBY, paths.STANDBY + paths.UNFINISHED),
     }
 )
-# What other processes write: of a file that comes from there nobody was told.
+# Other processes write here, so the observer does not know the content of files that come from there.
 WRITTEN_BY_OTHERS = frozenset({paths.STAGING, paths.TIERS})
 
 
-class Item(NamedTuple):
+class Change(NamedTuple):
     sequence: int
     kind: Kind
     number: int
@@ -42,27 +43,27 @@ class Item(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A file whose content is sent here, by then."""
+    """A file whose content is sent at this place in the queue."""
 
     path: bytes
     file: int
 
 
 class RetainedChange(NamedTuple):
-    """A file that a standby has already, it says."""
+    """A file that the standby says it already has."""
 
     size: int
     crc: int
 
 
-class Mark(NamedTuple):
+class SentMark(NamedTuple):
     sequence: int
     bytes: int
     at_s: float
 
 
 class Changes:
-    """The watcher of a disk. As long as nobody listens it only counts."""
+    """Observes a disk and puts every change into the feeds. Without a feed it only counts changes."""
 
     def __init__(self, disk: Disk, names: OpenPaths, root: str, monotonic: Callable[[], float], first: int = 1) -> None:
         self.disk = disk
@@ -81,10 +82,10 @@ class Changes:
 
     def detach(self, feed: "StandbyFeed") -> None:
         with self.lock:
-            self.feeds = tuple(one for one in self.feeds if one is not feed)
+            self.feeds = tuple(other for other in self.feeds if other is not feed)
 
     def relative(self, path: str | None) -> str | None:
-        """Inside the folder; None for what is not sent."""
+        """The path inside the folder; None if it is not replicated."""
         if path == self.root:
             return ""
         if path is None or not path.startswith(self._inside):
@@ -93,15 +94,15 @@ class Changes:
         return None if inner.partition("/")[0] in LEFT_OUT else inner
 
     def _put(self, kind: Kind, path: str, number: int = 0, data: bytes = b"", data_crc: int | None = None) -> None:
-        """With the lock."""
+        """Call with the lock held."""
         self.sequence += 1
         if self.feeds:
             name = path.encode(errors="surrogateescape")
-            item = Item(self.sequence, kind, number, name, data, checksum(name, data, data_crc))
+            item = Change(self.sequence, kind, number, name, data, checksum(name, data, data_crc))
             for feed in self.feeds:
                 feed.put(item)
 
-    # What a disk tells.
+    # DiskObserver.
 
     def created(self, path: str, *, exclusive: bool) -> None:
         self._name(Kind.CREATE, path, int(exclusive))
@@ -125,28 +126,28 @@ class Changes:
                 self._put(kind, inner, number)
 
     def wrote(self, file: int, buffers: Sequence[Bytes], position: int) -> None:
-        """Copied: the same bytes may be patched for another log next."""
+        """Copies the buffers: they may be patched for another log next."""
         if self.relative(self._names.path(file)) is None:
             return
         with self.lock:
-            if not self.feeds:  # counted all the same: somebody may wait for standbys that come
+            if not self.feeds:  # counted nevertheless: StandbyAcks may wait for a standby to connect
                 self.sequence += 1
                 return
         data = b"".join(buffers)
         for at in range(0, len(data), PIECE_BYTES):
             piece = data if len(data) <= PIECE_BYTES else data[at : at + PIECE_BYTES]
             if are_zeros(piece):
-                self._file(Kind.ZEROS, file, position + at, counted(piece))
+                self._file(Kind.ZEROS, file, position + at, zero_count(piece))
             else:
                 self._file(Kind.WRITE, file, position + at, piece)
 
     def broke_off(self, file: int, size: int, position: int) -> None:
-        """What lies there now is what counts."""
+        """Sends the bytes that are there now."""
         if self.feeds:
             try:
                 self.wrote(file, [self.disk.pread(file, size, position)], position)
             except OSError as error:
-                self.give_up(f"a file cannot be read back after a write that failed: {error}")
+                self.lose_all(f"a file cannot be read back after a failed write: {error}")
 
     def truncated(self, file: int, size: int) -> None:
         self._file(Kind.TRUNCATE, file, size)
@@ -156,7 +157,7 @@ class Changes:
 
     def _file(self, kind: Kind, file: int, number: int = 0, data: bytes = b"") -> None:
         data_crc = crc32c(data)
-        with self.lock:  # the name, too: it must not be removed in between
+        with self.lock:  # includes the lookup of the name, which must not be removed in between
             inner = self.relative(self._names.path(file))
             if inner is not None:
                 self._put(kind, inner, number, data, data_crc)
@@ -176,11 +177,11 @@ class Changes:
             if self.relative(source) is None or old.partition("/")[0] in WRITTEN_BY_OTHERS:
                 for feed in self.feeds:
                     self._send_content(feed, old, target)
-                self._put(Kind.SYNC, old)  # as whoever takes it in has done, where nobody was told
+                self._put(Kind.SYNC, old)  # its writer synced it, unseen by the observer
             self._put(Kind.RENAME, old, data=new.encode(errors="surrogateescape"))
             for feed in self.feeds:
                 if feed.is_copying:
-                    feed.again.append((self.sequence, new))
+                    feed.renamed.append((self.sequence, new))
 
     def _send_content(self, feed: "StandbyFeed", name: str, path: str) -> None:
         try:
@@ -188,14 +189,14 @@ class Changes:
         except OSError as error:
             feed.lose(f"{path} cannot be read: {error}")
 
-    def give_up(self, reason: str) -> None:
+    def lose_all(self, reason: str) -> None:
         with self.lock:
             for feed in self.feeds:
                 feed.lose(reason)
 
 
 class StandbyFeed:
-    """What one standby is sent. `put` is called by all threads, with the lock; the rest by its one sender."""
+    """The feed of one standby. All threads call `put`, with the lock held; its one sender calls the rest."""
 
     def __init__(
         self,
@@ -208,24 +209,24 @@ class StandbyFeed:
         self._kept = kept
         self._wake = wake
         self._bytes_max = bytes_max
-        self._queue: deque[Item | Content] = deque()
+        self._queue: deque[Change | Content] = deque()
         self._reading = threading.Lock()
         self._queued_bytes = 0
         self._sent_bytes = 0
-        self._marks: deque[Mark] = deque()  # sent, and not confirmed yet
+        self._marks: deque[SentMark] = deque()  # sent and not confirmed yet
         self._position = 0  # in the Content that is being sent
         self.is_waiting = False  # the sender wants to be woken
-        self.again: list[tuple[int, str]] = []  # what has a new name since the folder was listed, by which change
+        self.renamed: list[tuple[int, str]] = []  # (change, new path) of files renamed since the folder was listed
         self.is_copying = True
-        self._copy_end = 0  # the last change that was told of before the copy was whole
-        self.is_told = False  # that it is in step
+        self._copy_end = 0  # the last change before the copy was complete
+        self.sent_in_step = False  # the standby was sent IN_STEP
         self.sent = 0
-        self.confirmed = 0  # the standby has it on its disk, up to there; 0 until it is in step
+        self.confirmed = 0  # the last change that the standby has synced; 0 until it is in step
         self.copied_bytes = self.copy_bytes = 0
-        self.lost: str | None = None  # why it cannot go on
+        self.lost: str | None = None  # why the feed has ended
         self._copy: Iterator[bytes] = self._copied()
 
-    def put(self, item: Item | Content) -> None:
+    def put(self, item: Change | Content) -> None:
         if self.lost is not None:
             if isinstance(item, Content):
                 self._changes.disk.close(item.file)
@@ -233,7 +234,7 @@ class StandbyFeed:
         self._queue.append(item)
         self._queued_bytes += _size(item)
         if self._queued_bytes > self._bytes_max:
-            self.lose(f"it was too slow: more than {self._bytes_max:,} bytes were waiting for it")
+            self.lose(f"the standby was too slow: more than {self._bytes_max:,} bytes were waiting for it")
         elif self.is_waiting:
             self.is_waiting = False
             self._wake()
@@ -241,17 +242,17 @@ class StandbyFeed:
     def lose(self, reason: str) -> None:
         if self.lost is None:
             self.lost = reason
-            self._queue = deque(item for item in self._queue if isinstance(item, Content))  # `close` closes them
+            self._queue = deque(item for item in self._queue if isinstance(item, Content))  # `close` closes their files
             self._queued_bytes = 0
             if self.is_waiting:
                 self.is_waiting = False
                 self._wake()
 
     def leave(self) -> None:
-        """Nothing more is put. Then `close`, on a thread that may wait."""
+        """Stop receiving changes. Call `close` next, on a thread that may wait for the disk."""
         with self._changes.lock:
             self._changes.detach(self)
-            self.lose("it has hung up")
+            self.lose("the standby has disconnected")
 
     def close(self) -> None:
         with self._reading, self._changes.lock:
@@ -263,11 +264,11 @@ class StandbyFeed:
     # For the sender.
 
     def take(self, bytes_max: int = 4 * PIECE_BYTES) -> bytes:
-        """Frames of changes that wait, in order; empty when there is none, or something is to be read first."""
-        items: list[Item] = []
+        """Frames of the queued changes, in order. Empty if there are none, or if a file has to be read first."""
+        items: list[Change] = []
         size = 0
         with self._changes.lock:
-            while self._queue and size < bytes_max and isinstance(item := self._queue[0], Item):
+            while self._queue and size < bytes_max and isinstance(item := self._queue[0], Change):
                 self._queue.popleft()
                 items.append(item)
                 size += _size(item)
@@ -275,8 +276,8 @@ class StandbyFeed:
         frames = [pack(i.kind, i.sequence, i.number, i.path, i.data, i.crc) for i in items]
         if items:
             self.sent = items[-1].sequence
-        if not self.is_copying and not self.is_told and self.sent >= self._copy_end:
-            self.is_told = True
+        if not self.is_copying and not self.sent_in_step and self.sent >= self._copy_end:
+            self.sent_in_step = True
             frames.append(pack(Kind.IN_STEP, self.sent))
         if frames:
             self._sent_bytes += size
@@ -285,13 +286,15 @@ class StandbyFeed:
 
     def _mark(self, size: int) -> None:
         at_s = self._changes.monotonic()
-        if self._marks and not self.is_told:  # one for all of the copy, which may take hours: nothing is confirmed
+        if (
+            self._marks and not self.sent_in_step
+        ):  # one mark for the whole copy, which may take hours: nothing is confirmed during it
             before = self._marks.pop()
             size, at_s = size + before.bytes, before.at_s
-        self._marks.append(Mark(self.sent, size, at_s))
+        self._marks.append(SentMark(self.sent, size, at_s))
 
     def wait(self) -> bool:
-        """Have the sender woken by the next change; False when there is something already."""
+        """Arrange for the sender to be woken by the next change. False if there is one already."""
         with self._changes.lock:
             self.is_waiting = not self._queue and self.lost is None
             return self.is_waiting
@@ -301,7 +304,7 @@ class StandbyFeed:
         return self.is_copying or (bool(self._queue) and isinstance(self._queue[0], Content))
 
     def read(self) -> bytes:
-        """The next piece of a file, on a thread that may wait for the disk."""
+        """The next chunk of a file. Call it on a thread that may wait for the disk."""
         with self._reading:
             if self.lost is not None:
                 return b""
@@ -327,7 +330,7 @@ class StandbyFeed:
 
     def _chunk(self, position: int, path: bytes, data: bytes) -> bytes:
         if are_zeros(data):
-            return pack(Kind.ZERO_CHUNK, self.sent, position, path, counted(data))
+            return pack(Kind.ZERO_CHUNK, self.sent, position, path, zero_count(data))
         return pack(Kind.CHUNK, self.sent, position, path, data)
 
     def _copied(self) -> Iterator[bytes]:
@@ -342,17 +345,17 @@ class StandbyFeed:
                 path = waiting.popleft()
                 yield from self._file(path)
             with changes.lock:
-                if not self.again:
+                if not self.renamed:
                     self._copy_end = changes.sequence
                     self.is_copying = False
                     return
-                # Not before the change was sent: it would replace what was copied under the new name by what the
-                # standby has under the old one, which may be a part.
-                again = [path for sequence, path in self.again if sequence <= self.sent]
-                self.again = self.again[len(again) :]
-            if not again:
+                # Only after the rename was sent: it would replace the file copied under the new name by the standby's
+                # file of the old name, which may be incomplete.
+                ready = [path for sequence, path in self.renamed if sequence <= self.sent]
+                self.renamed = self.renamed[len(ready) :]
+            if not ready:
                 yield b""
-            for path in again:
+            for path in ready:
                 waiting += [found for found in _walk(changes, path) if not found.endswith("/")]
 
     def _file_size(self, path: str) -> int | None:
@@ -362,14 +365,14 @@ class StandbyFeed:
             return None
 
     def _file(self, path: str) -> Iterator[bytes]:
-        """Opened anew for each piece: what has another name by then is sent under that one."""
+        """Opens the file for each chunk: if it has been renamed, it is sent under its new name."""
         name = path.encode(errors="surrogateescape")
         kept = self._kept.pop(path, None)
         if kept is not None and kept.size == self._file_size(path):
             crc = 0
             for position, data in self._pieces(path):
                 crc = crc32c(data, crc)
-                # Or a standby that has much would hear nothing for so long that it hangs up.
+                # Otherwise a standby that has most files would get nothing for so long that it disconnects.
                 yield b"" if position % SILENT_BYTES_MAX else pack(Kind.HEARTBEAT, self.sent)
             if crc == kept.crc:
                 self.copied_bytes += kept.size
@@ -397,7 +400,7 @@ class StandbyFeed:
             if len(data) < PIECE_BYTES:
                 return
 
-    # What the standby says.
+    # Confirmations of the standby.
 
     def confirm(self, sequence: int) -> None:
         self.confirmed = max(self.confirmed, sequence)
@@ -406,7 +409,7 @@ class StandbyFeed:
 
     @property
     def is_in_step(self) -> bool:
-        """It has said so."""
+        """The standby has confirmed that it is in step."""
         return self.lost is None and self.confirmed > 0
 
     @property
@@ -415,16 +418,16 @@ class StandbyFeed:
 
     @property
     def seconds_behind(self) -> float:
-        """Since the oldest of what it was sent, and has not confirmed."""
+        """Age of the oldest change that was sent and is not confirmed."""
         return max(0.0, self._changes.monotonic() - self._marks[0].at_s) if self._marks else 0.0
 
 
-def _size(item: Item | Content) -> int:
-    return ITEM_BYTES + len(item.data) if isinstance(item, Item) else ITEM_BYTES
+def _size(item: Change | Content) -> int:
+    return ITEM_BYTES + len(item.data) if isinstance(item, Change) else ITEM_BYTES
 
 
 def _walk(changes: Changes, inner: str) -> Iterator[str]:
-    """Paths below one, folders with a slash at their end, before what is in them; the path itself if it is a file."""
+    """All paths below `inner`, or `inner` itself if it is a file. A folder ends in a slash and precedes its content."""
     path = f"{changes.root}/{inner}" if inner else changes.root
     try:
         names = changes.disk.listdir(path)

@@ -1,11 +1,12 @@
-"""A standby's side: makes the changes of another broker's data folder in a folder of its own.
+"""The standby's side of replication: applies the changes of a leader's data folder to a folder of its own.
 
-The folder has a marker, from the first change on. While it says `copying` the folder is of no use: some files are
-newer than others. Once it says `in step`, the folder is at any moment what a kill would have left of the leader's, and
-a broker can be started on it, which takes the marker away: a folder without one may hold what the leader never had.
+The folder has a marker file from the first change on. While the marker says `copying`, the folder is unusable, because
+some files are newer than others. Once it says `in step`, the folder is at any moment a state that a kill could have
+left of the leader's folder. A broker that is started on it removes the marker: a folder without one may contain records
+that the leader never had.
 
-Syncs are made where the leader made them, one by one: put together, a power cut could leave a slot that vouches for a
-journal entry which is not there.
+Each sync of the leader is repeated at the same place in the order of changes. If syncs were combined, a power cut could
+leave a slot that vouches for a journal entry which is not there.
 """
 
 import errno
@@ -32,19 +33,19 @@ OPEN_FILES_MAX = 256
 READ_BYTES = 1 << 20
 SYNC_BYTES = 32 << 20
 PATH_CHARS_SHOWN = 200
-# Errors that say something of the folder, or of who sent the change, and nothing of the disk.
+# Errors that mean that the change does not fit this folder; all others come from the disk.
 IMPOSSIBLE = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.EINVAL}
 )
 
 
 class Hello(msgspec.Struct):
-    """What a leader says of itself."""
+    """A leader's identity."""
 
     folder: str
     id: str = ""  # of the connection
     version: str = ""
-    waits: bool = False  # somebody does, for each of our confirms
+    waits: bool = False  # clients of the leader wait for this standby's confirmations
 
     @classmethod
     def of(cls, frame: Frame) -> Self:
@@ -55,22 +56,22 @@ class Hello(msgspec.Struct):
 
 
 class OutOfStep(BadFrame):
-    """A change that cannot be made here: this folder is not what the leader takes it for. A new copy is."""
+    """A change cannot be applied, because the folder differs from what the leader assumes. A new copy is needed."""
 
 
 class IncompleteCopy(StorageError):
-    """A folder that a standby has not finished copying."""
+    """The data folder is an unfinished copy."""
 
 
 def state_of(disk: Disk, root: str) -> str | None:
-    """What the marker says; None when there is none. One that cannot be read is no proof of a whole copy."""
+    """The state in the marker; None without a marker. An unreadable marker does not prove a complete copy."""
     return _marker(disk, root).state
 
 
 class _Marker(NamedTuple):
     state: str | None
-    folder: str = ""  # of which it is a copy; empty when that is not known
-    copy: str = ""  # which copy of it this is, for a leader that counts them
+    folder: str = ""  # id of the leader's folder; empty if unknown
+    copy: str = ""  # id of this copy, so that a leader can count its standbys
 
 
 def _marker(disk: Disk, root: str) -> _Marker:
@@ -86,7 +87,7 @@ def _marker(disk: Disk, root: str) -> _Marker:
 
 
 def folder_id(disk: Disk, root: str) -> str:
-    """Of the folder of a leader, and of all copies of it."""
+    """The id that a leader's folder and all of its copies share."""
     path = f"{root}/{paths.FOLDER_ID}"
     if not disk.exists(path):
         write_atomically(disk, path, uuid.uuid4().hex.encode())
@@ -94,16 +95,17 @@ def folder_id(disk: Disk, root: str) -> str:
 
 
 def check_whole(disk: Disk, root: str) -> None:
-    """For whoever reads the files of a data folder."""
+    """Raise if the folder is an unfinished copy. Call this before reading the files of a data folder."""
     if state_of(disk, root) == COPYING:
         raise IncompleteCopy(
             f"{root} is an unfinished copy of another broker's data folder: start `headrace standby` on it again, and "
-            "wait until it says that it is in step"
+            "wait until it reports that it is in step"
         )
 
 
 def promote(disk: Disk, root: str) -> bool:
-    """For whoever changes a data folder, with its lock: from here on it is a standby's no more. Whether it was."""
+    """Turn a standby's folder into an ordinary one; returns whether it was one. The caller holds its lock and is about
+    to change it."""
     check_whole(disk, root)
     if state_of(disk, root) is None:
         return False
@@ -117,15 +119,15 @@ def _mark(disk: Disk, root: str, marker: _Marker) -> None:
 
 
 def prepare(disk: Disk, root: str, *, overwrite: bool = False) -> FileId:
-    """The lock of a folder that may become a standby's, or is one."""
+    """Lock a folder that is, or may become, a standby's."""
     make_folder(disk, root)
     lock = disk.lock(f"{root}/{paths.LOCK}")
     try:
         strangers = [name for name in disk.listdir(root) if name not in (paths.LOCK, paths.LOST_AND_FOUND)]
         if strangers and state_of(disk, root) is None and not overwrite:
             raise Conflict(
-                f"{root} is not a standby's folder, or was served since: it may hold what the leader never had. "
-                "With --overwrite all of it is replaced by the leader's"
+                f"{root} is not a standby's folder, or a broker has served it since: it may contain messages that the "
+                "leader never had. Use --overwrite to replace all of it by the leader's folder"
             )
         if overwrite:
             _check_links(disk, root)
@@ -136,21 +138,21 @@ def prepare(disk: Disk, root: str, *, overwrite: bool = False) -> FileId:
 
 
 def _check_links(disk: Disk, folder: str) -> None:
-    """What lies in another place, and may be somebody else's, is not this folder's to be replaced."""
+    """Refuse symbolic links to folders: their content may belong to someone else and must not be replaced."""
     for name in disk.listdir(folder):
         path = f"{folder}/{name}"
-        with suppress(NotADirectoryError, FileNotFoundError):  # a file; a link that leads nowhere
+        with suppress(NotADirectoryError, FileNotFoundError):  # a file, or a dangling link
             if disk.is_link(path):
                 disk.listdir(path)
                 raise Conflict(
-                    f"{path} is a symbolic link: --overwrite would replace all that is in the folder it leads to. "
+                    f"{path} is a symbolic link: --overwrite would replace the content of the folder it points to. "
                     "Remove the link first"
                 )
             _check_links(disk, path)
 
 
 def _listed(data: bytes) -> list[str]:
-    """The paths of a leader's folder. Not by msgspec: names that are no UTF-8 are half characters here."""
+    """The paths of a leader's folder. Not decoded by msgspec, because names that are not UTF-8 contain surrogates."""
     try:
         listed = json.loads(data)
         if type(listed) is not list:
@@ -158,12 +160,12 @@ def _listed(data: bytes) -> list[str]:
         for path in listed:
             path.encode(errors="surrogateescape")
     except (ValueError, TypeError, AttributeError, RecursionError):
-        raise BadFrame("what the leader says is in its folder is no list of paths") from None
+        raise BadFrame("the leader's listing is not a list of paths") from None
     return listed
 
 
 class Standby:
-    """Used by one thread. `position` is the last change that was made, and, with the syncs among them, made to last."""
+    """Used by one thread. `position` is the last change that was applied, including the syncs among the changes."""
 
     def __init__(self, disk: Disk, root: str, lock: FileId, *, overwrite: bool = False) -> None:
         marker = _marker(disk, root)
@@ -174,7 +176,7 @@ class Standby:
         self._lock = lock
         self._files: OrderedDict[str, FileId] = OrderedDict()
         self._unsynced: set[str] = set()
-        self._known: dict[str, tuple[int, RetainedChange]] = {}  # when it was modified, and what it was then
+        self._known: dict[str, tuple[int, RetainedChange]] = {}  # modification time, and the file at that time
         self.position = 0
         self.is_in_step = self._is_listed = False
         self.copy_bytes = self.copied_bytes = self._copied_unsynced = 0
@@ -182,10 +184,11 @@ class Standby:
     def _mark(self, state: str) -> None:
         _mark(self._disk, self._root, _Marker(state, self._folder, self.copy))
 
-    # What is here already.
+    # Files that are here already.
 
     def kept(self) -> dict[str, RetainedChange]:
-        """Sealed and archived segments, which are large and do not change: what is the same is not sent again."""
+        """Sealed and archived segments, which are large and never change: the leader does not send identical ones
+        again."""
         if state_of(self._disk, self._root) is None:
             return {}
         found = {}
@@ -216,7 +219,7 @@ class Standby:
             self._disk.close(file)
 
     def _walk(self, inner: str) -> Iterator[str]:
-        """Files, then the folders that they are in, these with a slash."""
+        """Paths of files, then of the folders that contain them, with a trailing slash."""
         for name in self._disk.listdir(self._at(inner)):
             path = f"{inner}/{name}" if inner else name
             if not inner and name in OWN:
@@ -228,12 +231,12 @@ class Standby:
             else:
                 yield path + "/"
 
-    # What comes.
+    # Received frames.
 
     def apply(self, frame: Frame) -> None:
-        """BadFrame for whatever cannot be right; an OSError is the disk's."""
+        """Raises BadFrame for a frame that cannot be right, and OSError if the disk fails."""
         if frame.is_change and frame.sequence != self.position + 1:
-            raise OutOfStep(f"change {frame.sequence:,} came where {self.position + 1:,} was due")
+            raise OutOfStep(f"change {frame.sequence:,} was received, {self.position + 1:,} was expected")
         try:
             self._apply(frame)
         except OSError as error:
@@ -242,7 +245,7 @@ class Standby:
             if self.is_in_step or not (frame.is_change and isinstance(error, FileNotFoundError)):
                 self._mark(COPYING)
                 self.is_in_step = False
-                raise OutOfStep(f"change {frame.sequence:,} is about what is not here: {error}") from error
+                raise OutOfStep(f"change {frame.sequence:,} does not fit this folder: {error}") from error
         if frame.is_change:
             self.position = frame.sequence
 
@@ -250,35 +253,35 @@ class Standby:
         if frame.is_change:
             self._change(frame)
         elif frame.kind == Kind.HELLO:
-            self._begin(frame)
+            self._begin_copy(frame)
         elif frame.kind == Kind.LISTING:
             self.copy_bytes = frame.number
-            self._remove_others(_listed(frame.data))
+            self._remove_unlisted(_listed(frame.data))
             self._is_listed = True
         elif frame.kind == Kind.BEGIN:
-            self._start(frame.path)
+            self._make_empty(frame.path)
         elif frame.kind in (Kind.CHUNK, Kind.ZERO_CHUNK):
             self._copied(frame.path, self._write(frame))
         elif frame.kind == Kind.IN_STEP:
-            self._finish()
+            self._finish_copy()
         elif frame.kind != Kind.HEARTBEAT:
-            raise BadFrame(f"a frame of the kind {frame.kind}: the leader's version of Headrace is another one")
+            raise BadFrame(f"unknown frame kind {frame.kind}: the leader's version of Headrace differs")
 
     def _copied(self, path: str, size: int) -> None:
-        """Synced every now and then: all of it at the end would take so long that the leader hangs up."""
+        """Syncs after every 32 MB: one sync at the end would take so long that the leader disconnects."""
         self.copied_bytes += size
         self._copied_unsynced += size
         if self._copied_unsynced >= SYNC_BYTES:
             self._copied_unsynced = 0
             self._disk.sync(self._file(path))
 
-    def _begin(self, frame: Frame) -> None:
+    def _begin_copy(self, frame: Frame) -> None:
         folder = Hello.of(frame).folder
         if self._folder not in ("", folder):
-            # Most likely it was started on an empty folder by mistake, and this copy is all there is.
+            # Most likely the leader was started on an empty folder by mistake, and this copy is all there is.
             raise Conflict(
-                f"{self._root} is a copy of another data folder than the leader's: it stays as it is. With --overwrite "
-                "all of it is replaced"
+                f"{self._root} is a copy of a data folder other than this leader's and was not changed. "
+                "Use --overwrite to replace all of it"
             )
         self._folder = folder
         self._close_files()
@@ -287,16 +290,16 @@ class Standby:
         self.copied_bytes = self.copy_bytes = 0
         self._mark(COPYING)
 
-    def _finish(self) -> None:
-        """All of it is made to last before the marker says so."""
+    def _finish_copy(self) -> None:
+        """Sync everything, then mark the copy as complete."""
         if not self._is_listed:
-            raise BadFrame("the leader says that all of its folder was sent, and has not said what is in it")
+            raise BadFrame("the leader reported a complete copy without having sent a listing")
         self._unsynced.update(path for path in self._walk("") if not path.endswith("/"))
         self._sync_all()
         self._mark(IN_STEP)
         self.is_in_step = True
 
-    def _remove_others(self, listed: list[str]) -> None:
+    def _remove_unlisted(self, listed: list[str]) -> None:
         wanted = set(listed)
         for path in list(self._walk("")):
             if path in wanted:
@@ -315,15 +318,15 @@ class Standby:
             self._write(frame)
         elif kind == Kind.CREATE:
             if frame.number:
-                self._start(path)
+                self._make_empty(path)
             else:
                 self._file(path, create=True)
         elif kind == Kind.TRUNCATE:
             self._disk.truncate(self._file(path, create=not self.is_in_step), frame.number)
             self._changed(path)
         elif kind in SYNCS:
-            if self.is_in_step:  # until then everything is synced at the end
-                self._make_last(kind, path)
+            if self.is_in_step:  # during the copy everything is synced at the end
+                self._apply_sync(kind, path)
         else:
             self._change_name(frame)
 
@@ -333,7 +336,7 @@ class Standby:
             self._rename(path, frame.data.decode(errors="surrogateescape"))
         elif kind == Kind.REMOVE:
             self._forget(path)
-            with suppress(FileNotFoundError):  # another process may have made it, see WRITTEN_BY_OTHERS
+            with suppress(FileNotFoundError):  # another process may have made it: see WRITTEN_BY_OTHERS
                 self._disk.unlink(self._at(path))
         elif kind == Kind.MAKE_FOLDER:
             self._disk.mkdir(self._at(path))
@@ -341,23 +344,23 @@ class Standby:
             with suppress(FileNotFoundError):
                 self._remove_folder(path)
         else:
-            raise BadFrame(f"a change of the kind {kind}: the leader's version of Headrace is another one")
+            raise BadFrame(f"unknown kind of change {kind}: the leader's version of Headrace differs")
 
     def _remove_folder(self, path: str) -> None:
         if path.partition("/")[0] in WRITTEN_BY_OTHERS:
-            # What was copied while another process wrote it, which took it away again and told nobody.
+            # Copies of files that another process wrote and removed again, unseen by the leader's observer.
             for name in self._disk.listdir(self._at(path)):
                 self._forget(f"{path}/{name}")
                 self._disk.unlink(self._at(f"{path}/{name}"))
         self._disk.rmdir(self._at(path))
 
-    def _make_last(self, kind: int, path: str) -> None:
+    def _apply_sync(self, kind: int, path: str) -> None:
         if kind == Kind.SYNC:
             self._sync(path)
         elif kind == Kind.SYNC_ALL:
             self._sync_all()
         else:
-            with suppress(FileNotFoundError):  # removed by another thread, which was told first
+            with suppress(FileNotFoundError):  # another thread removed it, and that was reported first
                 self._disk.sync_dir(self._at(path))
 
     def _sync(self, path: str) -> None:
@@ -387,8 +390,8 @@ class Standby:
         self._unsynced.add(path)
         self._known.pop(path, None)
 
-    def _start(self, path: str) -> None:
-        """An empty file."""
+    def _make_empty(self, path: str) -> None:
+        """Make an empty file, in place of any old one."""
         self._forget(path)
         self._make_folder_of(path)
         with suppress(FileNotFoundError):
@@ -404,13 +407,14 @@ class Standby:
         self._unsynced.update(target + path[len(source) :] for path in unsynced)
 
     def _known_in(self, path: str) -> list[str]:
-        """What is known of a file, or of the files in a folder."""
+        """Known paths of a file, or of the files in a folder."""
         inside = path + "/"
         known = {*self._files, *self._unsynced, *self._known}
         return [name for name in known if name == path or name.startswith(inside)]
 
     def _make_folder_of(self, path: str) -> None:
-        """Other processes make folders, too, of which nobody was told."""
+        """Make the folder of a file if it is missing: other processes of the leader make folders unseen by its
+        observer."""
         folder = path.rpartition("/")[0]
         if folder and not self._disk.exists(self._at(folder)):
             self._disk.mkdir(self._at(folder))
@@ -422,7 +426,7 @@ class Standby:
             return self._root
         parts = path.split("/")
         if parts[0] in OWN or any(part in ("", ".", "..") or "\0" in part for part in parts):
-            raise BadFrame(f"{path[:PATH_CHARS_SHOWN]!r} is no path of a data folder")
+            raise BadFrame(f"{path[:PATH_CHARS_SHOWN]!r} is not a path in a data folder")
         return f"{self._root}/{path}"
 
     def _file(self, path: str, *, create: bool = False) -> FileId:
@@ -438,7 +442,7 @@ class Standby:
         return file
 
     def _forget(self, *gone: str) -> None:
-        """Files whose names are about to be removed or replaced."""
+        """Close files whose names are about to be removed or replaced."""
         for path in gone:
             file = self._files.pop(path, None)
             if file is not None:

@@ -1,9 +1,9 @@
-"""The stream from a broker to its standbys, as bytes: frames, each with a checksum of its own.
+"""The replication stream from a leader to its standbys, as bytes: frames, each with its own checksum.
 
     frame = crc32c of the rest, kind, sequence, number, path bytes, data bytes, path, data
 
-The checksum is that of the data, continued over the path and then the head. `number` is a position, a size or a flag,
-as the kind has it. Changes are numbered without gaps; what belongs to a copy has the number of the change before it.
+The checksum covers the data, then the path, then the head. `number` is a position, a size or a flag, depending on the
+kind. Changes have consecutive sequence numbers; other frames have the number of the change before them.
 """
 
 import struct
@@ -16,22 +16,22 @@ from headrace.record.batch.crc32c import crc32c
 
 _HEAD = struct.Struct("<IBQQHI")
 _CRC_BYTES = 4
-PIECE_BYTES = 1 << 20  # of a file, in one frame
+PIECE_BYTES = 1 << 20  # bytes of a file in one frame
 FILE_BYTES_MAX = 1 << 44
 FORMAT = 1
 
 
 class Kind(IntEnum):
-    # Not changes: the copy, and what the two sides tell each other.
-    HELLO = 1  # data: what the leader says of itself, JSON
-    LISTING = 2  # data: every path of the folder, JSON, folders with a slash at their end; number: bytes of them all
-    BEGIN = 3  # of a file's content, whatever is there under its name
+    # Not changes: the initial copy, and control frames.
+    HELLO = 1  # data: the leader's identity, as JSON (follower.Hello)
+    LISTING = 2  # data: all paths of the folder as JSON, those of folders ending in a slash; number: their total bytes
+    BEGIN = 3  # start of a file's content, which replaces a file of that name
     CHUNK = 4  # number: position
     IN_STEP = 5
     HEARTBEAT = 6
-    ZERO_CHUNK = 7  # as ZEROS
+    ZERO_CHUNK = 7  # a chunk of zeros; see ZEROS
     # Changes.
-    CREATE = 16  # number: 1 when there was no such file
+    CREATE = 16  # number: 1 if the file is new
     WRITE = 17  # number: position
     TRUNCATE = 18  # number: size
     SYNC = 19
@@ -41,7 +41,7 @@ class Kind(IntEnum):
     MAKE_FOLDER = 23
     REMOVE_FOLDER = 24
     SYNC_FOLDER = 25
-    ZEROS = 26  # a write of nothing else, as new journals are made of; number: position, data: how many
+    ZEROS = 26  # a write of zeros, which new journal files consist of; number: position, data: how many
 
 
 _ZEROS = bytes(PIECE_BYTES)
@@ -74,7 +74,7 @@ class Frame(NamedTuple):
 
 
 class BadFrame(HeadraceError):
-    """What came is not what was sent, or was not sent by a broker."""
+    """A received frame was damaged in transit, or was not sent by a broker."""
 
 
 def checksum(path: bytes, data: bytes, data_crc: int | None = None) -> int:
@@ -84,39 +84,42 @@ def checksum(path: bytes, data: bytes, data_crc: int | None = None) -> int:
 def pack(
     kind: int, sequence: int, number: int = 0, path: bytes = b"", data: bytes = b"", crc: int | None = None
 ) -> bytes:
-    """`crc`: of path and data, when it is known already."""
+    """`crc`: of path and data, if it is known already."""
     head = _HEAD.pack(0, kind, sequence, number, len(path), len(data))[_CRC_BYTES:]
     whole = crc32c(head, checksum(path, data) if crc is None else crc)
     return b"".join((whole.to_bytes(_CRC_BYTES, "little"), head, path, data))
 
 
 def are_zeros(data: bytes) -> bool:
-    """Worth saying in four bytes."""
+    """Whether data is a run of zeros long enough to be sent as a count."""
     return _ZEROS_MIN <= len(data) <= len(_ZEROS) and data[-1] == 0 and data == _ZEROS[: len(data)]
 
 
-def counted(data: bytes) -> bytes:
+def zero_count(data: bytes) -> bytes:
+    """The data of a frame of zeros."""
     return _COUNT.pack(len(data))
 
 
 def zeros(data: bytes) -> bytes:
-    """What a frame of zeros stands for."""
+    """The bytes that a frame of zeros stands for."""
     if len(data) != _COUNT.size or (size := _COUNT.unpack(data)[0]) > len(_ZEROS):
-        raise BadFrame("a frame of zeros does not say how many")
+        raise BadFrame("a frame of zeros has no valid count")
     return _ZEROS[:size]
 
 
 def _check(kind: int, number: int, data_bytes: int) -> None:
-    """Before anything is kept of it: the rest may be long in coming."""
+    """Check a frame's head before buffering its data, which may take long to arrive."""
     if data_bytes > _DATA_BYTES_MAX.get(kind, -1):
-        what = f"a frame of the kind {kind} with {data_bytes:,} bytes"
-        raise BadFrame(f"{what}: it was damaged on its way, or comes from no broker of this version")
+        raise BadFrame(
+            f"a frame of kind {kind} with {data_bytes:,} bytes: it was damaged in transit, or the leader's version of "
+            "Headrace differs"
+        )
     if kind in _AT_POSITIONS and number > FILE_BYTES_MAX:
-        raise BadFrame(f"a frame for byte {number:,} of a file: it was damaged on its way, or comes from no broker")
+        raise BadFrame(f"a frame for byte {number:,} of a file: it was damaged in transit, or not sent by a broker")
 
 
 class FrameReader:
-    """Bytes as they come in, whole frames out."""
+    """Splits received bytes into frames."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -135,7 +138,7 @@ class FrameReader:
                     break
                 path, content = bytes(self._rest[path_at:data_at]), bytes(self._rest[data_at:end])
                 if crc32c(bytes(self._rest[at + _CRC_BYTES : path_at]), checksum(path, content)) != crc:
-                    raise BadFrame(f"the frame behind change {sequence} was damaged on its way")
+                    raise BadFrame(f"the frame after change {sequence} was damaged in transit")
                 at = end
                 yield Frame(kind, sequence, number, path.decode(errors="surrogateescape"), content)
         finally:

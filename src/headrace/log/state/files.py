@@ -1,8 +1,8 @@
 """The state on disk: record batches that end with a marker, in two files with the same bytes.
 
-A checkpoint counts once it is in both, and the journal keeps what came since the one before until then. So whichever
-of the two can be read is right, up to its last marker; where both can, the one that goes further. A file that was
-damaged is set aside once its copy has taken its place.
+A checkpoint takes effect once it is in both files; until then the journal keeps everything since the one before. So
+either file is right up to its last marker, and if both can be read, the longer one is used. A damaged file is
+quarantined once its copy has replaced it.
 """
 
 import struct
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headrace.errors import CorruptBatch, CorruptLog, StorageFailed
-from headrace.log.catalog.quarantine import set_aside
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk, FileId, read_whole
 from headrace.log.disk.file_cache import NO_FILES
+from headrace.log.disk.quarantine import quarantine
 from headrace.record import codec
 from headrace.record.layout import LAST_OFFSET_DELTA_AT, MAGIC, MAGIC_AT, RECORDS_AT
 
 Records = list[tuple[bytes, bytes | None]]
 
-_MARKER = struct.Struct("<QQ?Q")  # sequence, epoch, clean, where the write that ends here began
+_MARKER = struct.Struct("<QQ?Q")  # sequence, epoch, clean, position where the write that ends with this marker began
 _MARKER_KEY = b"\0"
 _BATCH_BYTES = 1 << 20
 
@@ -37,7 +37,7 @@ class _Reading(NamedTuple):
     values: dict[bytes, bytes | None]
     marker: Marker
     next_offset: int
-    end: int  # of the last marker: what follows never happened
+    end: int  # of the last marker: bytes after it were never committed
 
 
 class _Written(NamedTuple):
@@ -47,7 +47,7 @@ class _Written(NamedTuple):
 
 
 class StateFiles:
-    """One thread at a time: recovery's, then the keeper's."""
+    """Used by one thread at a time: recovery's, then the keeper's."""
 
     def __init__(self, disk: Disk, folder: str) -> None:
         self._disk = disk
@@ -60,8 +60,8 @@ class StateFiles:
         self._damaged: list[str] = []
         self.marker = Marker()
         self.is_new = True
-        self.was_broken_off = False  # of the next generation a name may be there: only a later one may be written
-        self.restored: list[str] = []  # a sentence for each file that was damaged
+        self.was_interrupted = False  # a file of the next generation may exist: the next write must skip it
+        self.restored: list[str] = []  # a message for each file that was damaged
 
     @property
     def size(self) -> int:
@@ -70,12 +70,12 @@ class StateFiles:
     # Writing.
 
     def append(self, records: Records, marker: Marker) -> None:
-        """Make records and marker durable together: whole, or as if never written."""
+        """Make records and marker durable together, or leave the state as it was."""
         if self._current is None:
             self.prepare(records, marker)
             self.put_in_place()
             return
-        assert not self.was_broken_off, "a start would take the files of the next generation"
+        assert not self.was_interrupted, "a start would read the files of the next generation"
         files, size, _ = self._current
         batches = self._numbered(_batches(records, marker, began=size))
         for file in files:
@@ -85,7 +85,7 @@ class StateFiles:
         self.marker = marker
 
     def prepare(self, records: Records, marker: Marker) -> None:
-        """The first half of writing everything anew, and all of it that needs room. It counts once it is in place."""
+        """The first half of a rewrite, and the only one that needs disk space. Takes effect with `put_in_place`."""
         batches = self._numbered(_batches(records, marker, began=0))
         files: list[FileId] = []
         size = 0
@@ -98,11 +98,11 @@ class StateFiles:
                 self._disk.sync(files[-1])
         except OSError:
             self._close(files)
-            self.abandon()  # on a full disk every byte counts
+            self.abandon()  # a full disk needs the space
             raise
         self._prepared = _Written(files, size, marker)
-        for path in self._damaged:  # its copy is all that is read from here on
-            self.restored.append(f"what was there is in {set_aside(self._disk, self._data_dir, path)}")
+        for path in self._damaged:  # nothing reads it any more
+            self.restored.append(f"the damaged file is now {quarantine(self._disk, self._data_dir, path)}")
         self._damaged = []
 
     def put_in_place(self) -> None:
@@ -117,9 +117,9 @@ class StateFiles:
             with suppress(OSError):
                 self.abandon()
             self._generation += 1
-            self.was_broken_off = True
+            self.was_interrupted = True
             raise
-        self.was_broken_off = False
+        self.was_interrupted = False
         if self._current is not None:
             self._close(self._current.files)
         self._current = prepared
@@ -133,12 +133,12 @@ class StateFiles:
         try:
             self._disk.sync_dir(self._folder)
         except OSError as error:
-            if error.errno not in NO_FILES:  # then it has not even begun: any other answer is final
+            if error.errno not in NO_FILES:  # without a descriptor no sync was tried; any other error is final
                 raise StorageFailed(f"{self._folder} cannot be synced: {error}") from error
             raise
 
     def abandon(self) -> None:
-        """Take back what was prepared, whole or in part."""
+        """Undo `prepare`, even if it failed half-way."""
         if self._prepared is not None:
             self._close(self._prepared.files)
             self._prepared = None
@@ -170,8 +170,8 @@ class StateFiles:
     # Reading.
 
     def load(self) -> dict[bytes, bytes | None]:
-        """What the newest of them say. The next write is to fresh files: after a kill these may be in the page cache
-        only, and the newest may have names that are not durable yet."""
+        """The values of the newest generation. The next write must go to new files: after a kill these may be in the
+        page cache only, and their names may not be durable."""
         self._disk.mkdir(self._folder)
         generations = []
         for name in self._disk.listdir(self._folder):
@@ -204,7 +204,7 @@ class StateFiles:
             raise damages[0]
         for damage in damages:
             self._damaged.append(damage.path)
-            self.restored.append(f"{damage}; its copy took its place")
+            self.restored.append(f"{damage}; restored from its copy")
         return max(readings, key=lambda reading: reading.end)
 
 
@@ -224,15 +224,15 @@ def _read(path: str, data: bytes) -> _Reading:
             else:
                 pending[record.key or b""] = record.value
     if marker is None:
-        # A state log gets its name only once it is whole: one without a marker has been damaged.
-        raise CorruptLog(path, valid, reason or "the state log has no checkpoint in it")
+        # A state file gets its name only once it is complete, so one without a marker was damaged.
+        raise CorruptLog(path, valid, reason or "the state file contains no checkpoint")
     if reason is not None and _has_later_checkpoint(data, valid):
         raise CorruptLog(path, valid, reason)
     return _Reading(values, marker, next_offset, end)
 
 
 def _has_later_checkpoint(data: bytes, valid: int) -> bool:
-    """A bad batch with a whole, later checkpoint behind it was synced once: damage, not a torn write."""
+    """A bad batch before a complete, later checkpoint was synced once: it is damage, not a torn write."""
     for at in range(valid + 1, len(data) - RECORDS_AT):
         if data[at + MAGIC_AT] != MAGIC:
             continue

@@ -1,16 +1,18 @@
-"""State that changes often: cursors, settle sets, producer states, ledgers, where logs begin and end.
+"""State that changes often: cursors, settle sets, producer states, ledgers, starts and ends of logs.
 
-A change rides in a journal entry with whatever must happen together with it. A checkpoint appends the
-changed values to the state log as record batches and ends them with a marker that names the journal entry they
-include. So recovery is: values up to the last marker, then the journal after it.
+A change is written in a journal entry together with everything that must be committed with it (AtomicGroup). A
+checkpoint appends the changed values to the state files as record batches and ends them with a marker that names the
+last journal entry they include. Recovery takes the values up to the last marker, then the journal after it.
 
-`put` and `delete` replace a value. `merge` adds a delta, for values too large to write whole each time; the
-table's fold function (pure) makes one value of them at the next checkpoint. Values and deltas are bytes.
+`put` and `delete` replace a value. `merge` adds a delta, for values too large to write whole each time; the table's
+fold function (pure) folds deltas into the value when it is read or checkpointed. Values and deltas are bytes.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from headrace.log.disk.disk import Disk
+from headrace.log.state.changes import DELETE, MERGE, PUT, StateChange
 from headrace.log.state.files import Marker, StateFiles
 
 Fold = Callable[[bytes | None, Sequence[bytes]], bytes | None]
@@ -19,8 +21,18 @@ Key = tuple[str, bytes]
 _REWRITE_BYTES_MIN = 1 << 20
 
 
-class StateStore:
-    """Owned by the shard. `apply_*` on the owner thread after a round; `write` on the keeper's."""
+class StateStore(Protocol):
+    """The state as the broker sees it: the values that committed rounds have left. AtomicGroup changes them."""
+
+    def get(self, table: str, key: bytes) -> bytes | None: ...
+    def items(self, table: str) -> Iterator[tuple[bytes, bytes]]: ...
+
+
+class DiskStateStore:
+    """The state in memory, and its files. Owned by the shard.
+
+    The owner thread applies changes after each round; the keeper calls `write`.
+    """
 
     def __init__(self, disk: Disk, folder: str, folds: Mapping[str, Fold] | None = None) -> None:
         self._files = StateFiles(disk, folder)
@@ -30,7 +42,7 @@ class StateStore:
         self._dirty: dict[Key, None] = {}
         self._live_bytes = 0
 
-    # Reading: what completed rounds have made of it.
+    # Reading.
 
     def get(self, table: str, key: bytes) -> bytes | None:
         if (table, key) in self._deltas:
@@ -43,6 +55,16 @@ class StateStore:
         yield from list(self._tables.get(table, {}).items())
 
     # Changes, in the order of the journal.
+
+    def apply(self, changes: Iterable[StateChange]) -> None:
+        for change in changes:
+            if change.kind == PUT:
+                self.apply_put(change.table, change.key, change.value)
+            elif change.kind == DELETE:
+                self.apply_delete(change.table, change.key)
+            else:
+                assert change.kind == MERGE
+                self.apply_merge(change.table, change.key, change.value)
 
     def apply_put(self, table: str, key: bytes, value: bytes) -> None:
         self._deltas.pop((table, key), None)
@@ -75,7 +97,7 @@ class StateStore:
     # Checkpoints.
 
     def take_dirty(self) -> list[tuple[bytes, bytes | None]]:
-        """The changed values as records, folded. On the owner thread, between rounds."""
+        """The values that changed since the last call, folded, as records. On the owner thread, between rounds."""
         for where in [w for w in self._dirty if w in self._deltas]:
             self._fold(where)
         taken = [(_record_key(table, key), self._tables.get(table, {}).get(key)) for table, key in self._dirty]
@@ -88,14 +110,14 @@ class StateStore:
 
     @property
     def needs_rewrite(self) -> bool:
-        return self._files.was_broken_off or self._files.size > max(4 * self._live_bytes, _REWRITE_BYTES_MIN)
+        return self._files.was_interrupted or self._files.size > max(4 * self._live_bytes, _REWRITE_BYTES_MIN)
 
     def take_all(self) -> list[tuple[bytes, bytes | None]]:
         self.take_dirty()
         return [(_record_key(t, key), value) for t, values in self._tables.items() for key, value in values.items()]
 
     def write(self, records: list[tuple[bytes, bytes | None]], marker: Marker, *, rewrite: bool = False) -> None:
-        """Make records and marker durable together: whole, or as if never written."""
+        """Make records and marker durable together, or leave the state as it was."""
         if rewrite:
             self.prepare(records, marker)
             self.put_in_place()
@@ -103,14 +125,14 @@ class StateStore:
             self._files.append(records, marker)
 
     def prepare(self, records: list[tuple[bytes, bytes | None]], marker: Marker) -> None:
-        """The first half of a rewrite, and all of it that needs room. It counts once it is put in place."""
+        """The first half of a rewrite, and the only one that needs disk space. Takes effect with `put_in_place`."""
         self._files.prepare(records, marker)
 
     def put_in_place(self) -> None:
         self._files.put_in_place()
 
     def abandon(self) -> None:
-        """Take back what was prepared."""
+        """Undo `prepare`."""
         self._files.abandon()
 
     # Opening.
@@ -130,7 +152,7 @@ class StateStore:
 
     @property
     def restored(self) -> list[str]:
-        """A sentence for each file that was damaged and whose copy was not."""
+        """A message for each damaged file that was restored from its copy."""
         return self._files.restored
 
     def close(self) -> None:
@@ -141,4 +163,4 @@ def _record_key(table: str, key: bytes) -> bytes:
     return table.encode() + b"\0" + key
 
 
-__all__ = ["Fold", "Marker", "StateStore"]
+__all__ = ["DiskStateStore", "Fold", "Marker", "StateStore"]

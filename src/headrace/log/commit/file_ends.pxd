@@ -1,22 +1,6 @@
 from headrace.log.disk.io_chain cimport Step
-from headrace.log.segments.index cimport Walker
-
-
-cdef class OpenFile:
-    cdef readonly str path
-    cdef readonly int file
-    cdef public int users
-
-
-cdef class OpenFiles:
-    cdef public object disk
-    cdef public object _lock, _idle
-    cdef public dict _open
-    cdef public set _dirty
-
-    cpdef OpenFile _use(self, OpenFile entry)
-    cpdef OpenFile hold(self, str path)
-    cpdef object let_go(self, OpenFile entry, bint dirty=*)
+from headrace.log.disk.open_files cimport OpenFile, OpenFiles
+from headrace.log.segments.segment_end cimport SegmentEnd
 
 
 cdef class JournalEnd:
@@ -38,15 +22,6 @@ cdef class SlotFile:
 
     cpdef Step step(self, ends)
     cpdef Step sequence_step(self, long long sequence)
-
-
-cdef class SegmentEnd:
-    cdef readonly object segment
-    cdef public Walker walker
-    cdef public bint is_torn
-
-    cpdef object appended(self, data)
-    cpdef object _publish(self)
 
 
 cdef class TailEnd:

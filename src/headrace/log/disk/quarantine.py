@@ -1,11 +1,11 @@
-"""Taking a damaged file out of its place without deleting it: it goes to damaged/, for people to look at."""
+"""Quarantine: moves a damaged file to damaged/ instead of deleting it, for people to look at."""
 
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk, make_folder, write_atomically
 
 
-def set_aside(disk: Disk, data_dir: str, path: str) -> str:
-    """The new name of path; durable on return."""
+def quarantine(disk: Disk, data_dir: str, path: str) -> str:
+    """Move path to damaged/; returns its new name. Durable on return."""
     target = _free_name(disk, data_dir, path)
     disk.rename(path, target)
     disk.sync_dir(target.rpartition("/")[0])
@@ -13,8 +13,9 @@ def set_aside(disk: Disk, data_dir: str, path: str) -> str:
     return target
 
 
-def keep(disk: Disk, data_dir: str, path: str, content: bytes) -> str:
-    """The name of a copy of what is in path, which is to be replaced; durable on return."""
+def keep_copy(disk: Disk, data_dir: str, path: str, content: bytes) -> str:
+    """Copy the content of path, which is about to be replaced, to damaged/; returns the copy's name. Durable on
+    return."""
     target = _free_name(disk, data_dir, path)
     write_atomically(disk, target, content)
     return target

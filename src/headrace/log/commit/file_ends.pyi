@@ -1,0 +1,46 @@
+from headrace.clock import Clock
+from headrace.log.disk.io_chain import Step
+from headrace.log.disk.open_files import OpenFile, OpenFiles
+from headrace.log.segments.segment_end import SegmentEnd
+from headrace.log.settings import StreamSettings
+
+Bytes = bytes | bytearray | memoryview
+JOURNAL_ID: int
+
+class JournalEnd:
+    _file: int | None
+    _failure: OSError | None
+    _file_bytes: int
+    _number: int
+    _position: int
+    _synced: int
+    sequence: int  # number of the last entry written
+    bytes_written: int
+    def __init__(self, file_bytes: int) -> None: ...
+    def step(self, buffers: list[Bytes]) -> Step | None: ...
+    def wrote(self, step: Step) -> None: ...
+    def sync_step(self) -> Step | None: ...
+    def synced_all(self) -> None: ...
+    @property
+    def synced(self) -> int: ...
+    @property
+    def is_unsynced(self) -> bool: ...
+
+class SlotFile:
+    _file: int | None
+    _places: dict[int, int]
+    _free: list[int]
+    _next: int
+    def __init__(self) -> None: ...
+    def step(self, ends: tuple[int, int, int, int, int, int]) -> Step: ...
+    def sequence_step(self, sequence: int) -> Step: ...
+
+class TailEnd:
+    settings: StreamSettings
+    _clock: Clock
+    _written: dict[str, int]  # data file with bytes that are in no synced journal entry -> number of its last write
+    def __init__(self, files: OpenFiles, settings: StreamSettings, clock: Clock) -> None: ...
+    def hold(self, size: int) -> OpenFile | None: ...
+    def _is_full(self, writer: SegmentEnd, size: int) -> bool: ...
+    @property
+    def is_unsynced(self) -> bool: ...
