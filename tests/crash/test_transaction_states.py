@@ -20,7 +20,7 @@ from headrace.clock import ManualClock
 from headrace.errors import HeadraceError
 from headrace.log.log import Log
 from headrace.record import codec
-from headrace.record.control import is_commit
+from headrace.record.codec import is_commit
 from tests.crash.model import Broken
 from tests.crash.queue_world import config, let_go, without_threads
 from tests.crash.simdisk import SimulatedDisk

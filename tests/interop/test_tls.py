@@ -118,7 +118,7 @@ def test_it_says_that_it_speaks_tls(broker: TlsBroker) -> None:
     metrics = broker.get("/metrics").text
     expiry = re.search(r"^headrace_tls_certificate_expiry_timestamp_seconds (\S+)", metrics, re.M)
     assert expiry is not None and 29 < (float(expiry[1]) - time.time()) / 86_400 < 31
-    assert re.search(r"broker-of-\S+\.pem is good until .* GMT\n", said)
+    assert re.search(r"broker-of-\S+\.pem is valid until .* GMT\n", said)
 
 
 def test_pika_with_large_messages(broker: TlsBroker) -> None:
@@ -399,7 +399,7 @@ def test_a_start_with_files_that_do_not_do_is_one_sentence(authority: Authority,
     for given, sentence in (
         (("--tls-cert", str(tmp_path / "none.pem")), "does not exist"),
         (("--tls-cert", expired.cert, "--tls-key", expired.key), "certificate has expired"),
-        (("--tls-key", expired.key), "without tls_cert no listener speaks TLS"),
+        (("--tls-key", expired.key), "without tls_cert no listener uses TLS"),
     ):
         done = headrace("serve", *flags, *given)
         assert done.returncode == 2 and done.stderr.count(b"\n") == 1 and sentence in done.stderr.decode(), done.stderr

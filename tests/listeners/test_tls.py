@@ -138,10 +138,10 @@ def with_a_password(authority: Authority, pair: Pair, folder: Path) -> Pair:
         (missing, r"tls_key .*nowhere\.key does not exist"),
         (not_pem, r"tls_cert .*words\.pem .*is not a PEM file"),
         (a_folder, r"tls_cert .*is a directory"),
-        (not_matching, r"the key is not the certificate's"),
+        (not_matching, r"the key does not belong to the certificate"),
         (expired, r"tls_cert .*expired\.pem: certificate has expired"),
         (for_clients_only, r"tls_cert .*unsuitable certificate purpose|unsupported certificate purpose"),
-        (with_a_password, r"tls_key .*locked with a password"),
+        (with_a_password, r"tls_key .*encrypted with a password"),
     ],
 )
 def test_files_that_cannot_be_used_are_one_sentence(
@@ -155,7 +155,7 @@ def test_files_that_cannot_be_used_are_one_sentence(
 def test_a_key_that_may_not_be_read_is_one_sentence(pair: Pair, tmp_path: Path) -> None:
     key = Path(shutil.copy(pair.key, tmp_path / "own.key"))
     key.chmod(0)
-    with pytest.raises(InvalidSetting, match="may not be read by this user"):
+    with pytest.raises(InvalidSetting, match="is not readable by this user"):
         server_context(config_of(Pair(pair.cert, str(key))))
 
 
@@ -294,11 +294,11 @@ async def test_a_pause_of_ours_is_not_held_against_who_arrives(opened: Open, mon
     monkeypatch.setattr(accept_module, "HANDSHAKE_TIMEOUT_S", 1.0)
     async with opened() as house:
         _, writer = await plain(house)
-        await until(lambda: len(house.acceptor._arriving) == 1)
+        await until(lambda: len(house.acceptor._handshakes) == 1)
         time.sleep(1.5)
         for _ in range(20):  # enough to end it, were it to end; too few for four more looks
             await asyncio.sleep(0)
-        assert len(house.acceptor._arriving) == 1
+        assert len(house.acceptor._handshakes) == 1
         writer.close()
 
 
@@ -315,7 +315,7 @@ async def test_who_does_not_speak_tls_is_told_and_sent_away(
         await speak(house, trusting(authority))
         assert house.stats.events == {"tls_failures": 1}
     assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
-        "no TLS connection to the HTTP listener: it does not speak TLS"
+        "TLS handshake with the HTTP listener failed: the client does not use TLS"
     ]
 
 
@@ -340,7 +340,7 @@ async def test_who_knocks_without_end_does_not_fill_the_log(
         assert house.stats.events == {"tls_failures": 5} and len(caplog.records) == 2
         monkeypatch.setattr(accept_module, "LINES_INTERVAL_S", 0.0)
         await knock()
-    assert caplog.records[2].getMessage() == "3 more without TLS at the HTTP listener before that"
+    assert caplog.records[2].getMessage() == "3 more failed TLS handshakes at the HTTP listener before that"
     assert len(caplog.records) == 4
 
 
@@ -370,7 +370,7 @@ async def test_somebody_who_only_looks_whether_we_listen_is_no_failure(
     async with opened() as house:
         _, writer = await plain(house)
         writer.close()
-        await until(lambda: not house.acceptor._arriving)
+        await until(lambda: not house.acceptor._handshakes)
         await speak(house, trusting(authority))
         assert house.stats.events == {} and caplog.records == []
 
@@ -400,7 +400,7 @@ async def test_handshakes_count_against_the_limit_of_connections(
     from_everywhere(monkeypatch)
     async with opened(room=3) as house:
         waiting = [await plain(house) for _ in range(2)]
-        await until(lambda: len(house.acceptor._arriving) == 2)
+        await until(lambda: len(house.acceptor._handshakes) == 2)
         inside = await asyncio.open_connection("127.0.0.1", house.port, ssl=trusting(authority))
         await until(lambda: len(house.inside) == 1)
         reader, writer = await plain(house)
@@ -409,7 +409,7 @@ async def test_handshakes_count_against_the_limit_of_connections(
         writer.close()
         assert house.stats.events == {"connections_refused": 1}
         waiting.pop()[1].close()
-        await until(lambda: len(house.acceptor._arriving) == 1)
+        await until(lambda: len(house.acceptor._handshakes) == 1)
         await speak(house, trusting(authority))
         for _, writer in (*waiting, inside):
             writer.close()
@@ -419,14 +419,14 @@ async def test_handshakes_count_against_the_limit_of_connections(
 async def test_more_than_may_arrive_at_a_time_wait_for_their_turn(
     opened: Open, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accept_module, "ARRIVING_MAX", 2)
+    monkeypatch.setattr(accept_module, "HANDSHAKES_MAX", 2)
     from_everywhere(monkeypatch)
     async with opened() as house:
         waiting = [await plain(house) for _ in range(2)]
-        await until(lambda: len(house.acceptor._arriving) == 2)
+        await until(lambda: len(house.acceptor._handshakes) == 2)
         third = asyncio.ensure_future(speak(house, trusting(authority)))
         await asyncio.sleep(0.05)
-        assert len(house.acceptor._arriving) == 2 and not third.done()
+        assert len(house.acceptor._handshakes) == 2 and not third.done()
         waiting.pop()[1].close()
         await third
         assert house.stats.events == {}
@@ -439,7 +439,7 @@ async def test_silence_from_one_address_keeps_nobody_out(
 ) -> None:
     """Neither who comes from elsewhere, nor who comes from there and speaks: the first that came makes room."""
     source = ["203.0.113.7"]
-    monkeypatch.setattr(accept_module, "ARRIVING_MAX", 4)
+    monkeypatch.setattr(accept_module, "HANDSHAKES_MAX", 4)
     monkeypatch.setattr(accept_module, "source_of", lambda host: source[0], raising=False)
     async with opened() as house:
         silent = [await plain(house) for _ in range(10)]
@@ -448,7 +448,7 @@ async def test_silence_from_one_address_keeps_nobody_out(
             source[0] = "198.51.100.1"
             await speak(house, trusting(authority))
             assert await silent[0][0].read() == b""
-        await until(lambda: len(house.acceptor._arriving) == 2)  # of the three, one made room for who spoke
+        await until(lambda: len(house.acceptor._handshakes) == 2)  # of the three, one made room for who spoke
         assert house.stats.events == {"connections_refused": 8}
         for _, writer in silent:
             writer.close()
@@ -477,7 +477,7 @@ async def test_no_files_left_is_a_rest_and_no_end(
 async def test_closing_sends_away_who_has_not_arrived(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
     async with opened() as house:
         reader, writer = await plain(house)
-        await until(lambda: len(house.acceptor._arriving) == 1)
+        await until(lambda: len(house.acceptor._handshakes) == 1)
         house.listener.close()
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b""
@@ -518,7 +518,7 @@ async def test_a_renewed_certificate_is_shown_to_who_comes_next(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(tls_module, "LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(tls_module, "CHECK_INTERVAL_S", 0.0)
     first, second = authority.issue("first"), authority.issue("second")
     here = Pair(str(tmp_path / "cert.pem"), str(tmp_path / "key.pem"))
 
@@ -539,9 +539,9 @@ async def test_a_renewed_certificate_is_shown_to_who_comes_next(
         put(second.cert, here.cert)  # and the key comes later
         assert "first" in await seen(house) and "first" in await seen(house)
         assert [record.levelname for record in caplog.records] == ["ERROR"], "one line for one change"
-        assert "the key is not the certificate's" in caplog.text
+        assert "the key does not belong to the certificate" in caplog.text
         put(second.key, here.key)
         assert "second" in await seen(house)
-        assert re.fullmatch(r"the certificate in .*cert\.pem is good until .* GMT", caplog.records[-1].getMessage())
+        assert re.fullmatch(r"the certificate in .*cert\.pem is valid until .* GMT", caplog.records[-1].getMessage())
         Path(here.cert).unlink()
         assert "second" in await seen(house)

@@ -16,7 +16,7 @@ from headrace.log.read.external import aborted_ranges
 from headrace.log.settings import StreamSettings
 from headrace.log.shard import Shard
 from headrace.record import codec
-from headrace.record.control import is_commit as is_commit_marker
+from headrace.record.codec import is_commit as is_commit_marker
 from headrace.record.types import BatchInfo, Buffer
 from tests.crash.simdisk import Fault, SimulatedDisk
 from tests.log.helpers import Bench, batch, records

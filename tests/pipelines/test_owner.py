@@ -9,7 +9,7 @@ from headrace.log.disk.disk import RealDisk, write_atomically
 from headrace.log.maintenance.offline_rewrite import Written
 from headrace.log.read.external import LogFiles
 from headrace.pipelines.maintenance import to_staging
-from headrace.record.slice import Slice
+from headrace.record.types import Slice
 from headrace.spark.access import Piece
 from headrace.spark.held import HeldFiles
 from headrace.spark.offsets import Partition

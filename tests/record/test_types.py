@@ -7,7 +7,7 @@ import pytest
 
 from headrace.record import layout
 from headrace.record.codec import build, scan
-from headrace.record.slice import Slice
+from headrace.record.types import Slice
 
 
 def test_a_slice_can_be_sent_to_another_process() -> None:

@@ -10,7 +10,7 @@ from headrace.errors import SegmentGone
 from headrace.log.disk.paths import SegmentStem
 from headrace.log.read.external import LogFiles, SliceFile
 from headrace.log.segments.segment import Segment
-from headrace.record.slice import Slice
+from headrace.record.types import Slice
 from headrace.spark.access import Hold, Piece
 from headrace.spark.folder_access import FolderAccess
 from headrace.spark.offsets import Partition

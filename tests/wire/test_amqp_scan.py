@@ -204,7 +204,7 @@ def deliver(
 
 
 def expected(bodies: list[bytes], first_tag: int = 1, redelivered: int = 0) -> bytes:
-    """The oracle: the slow way to make the same frames."""
+    """The oracle: the same frames from the Python codec."""
     return b"".join(
         content_frames(
             1, commands.Basic.Deliver, b"\0\0", body, FRAME_MAX, consumer_tag="tag", delivery_tag=first_tag + n,
@@ -215,7 +215,7 @@ def expected(bodies: list[bytes], first_tag: int = 1, redelivered: int = 0) -> b
 
 
 @given(st.lists(st.integers(0, 9000), min_size=1, max_size=8), st.integers(0, 8), st.integers(0, 8))
-def test_deliveries_are_the_frames_of_the_slow_way(sizes: list[int], start: int, redelivered: int) -> None:
+def test_deliveries_equal_the_frames_of_the_python_codec(sizes: list[int], start: int, redelivered: int) -> None:
     bodies = [bytes([n]) * size for n, size in enumerate(sizes)]
     start = min(start, len(bodies) - 1)
     half = len(bodies) // 2
@@ -229,7 +229,7 @@ def test_deliveries_are_the_frames_of_the_slow_way(sizes: list[int], start: int,
     assert ring.unacked == out.count
 
 
-def test_a_delivery_stops_at_its_bounds() -> None:
+def test_encoding_stops_at_its_limits() -> None:
     data = batch(*[b"%d" % n for n in range(10)])
     out, _ = deliver(data, 2, 8, count_max=3)
     assert (out.frames, out.next_offset, out.count) == (expected([b"2", b"3", b"4"]), 5, 3)
@@ -237,7 +237,7 @@ def test_a_delivery_stops_at_its_bounds() -> None:
     assert (out.next_offset, out.count, ring.unacked, ring.next_tag, out.gaps) == (8, 6, 0, 7, ())
 
 
-def test_what_needs_a_look_stops_the_delivery_there() -> None:
+def test_a_record_that_needs_a_decision_ends_the_encoding() -> None:
     timed = encode_properties({"expiration": "5"})
     data = batch(b"a") + batch(b"b", base=1, properties=timed) + batch(b"c", base=2)
     out, _ = deliver(data, 0, 3)
@@ -250,7 +250,7 @@ def test_what_needs_a_look_stops_the_delivery_there() -> None:
     assert (out.next_offset, out.count, out.needs_message) == (0, 0, True)
 
 
-def test_a_message_with_copies_of_its_trace_is_delivered_as_it_is_and_needs_python_once_one_differs() -> None:
+def test_a_message_whose_trace_headers_are_copies_is_encoded_and_others_need_python() -> None:
     properties = encode_properties({"headers": {"traceparent": "00-1", "baggage": "a=1"}})
     ours = (("amqp.properties", properties), ("amqp.exchange", b"ex"))
     copies = (("traceparent", b"00-1"), ("baggage", b"a=1"))
@@ -266,7 +266,7 @@ def test_a_message_with_copies_of_its_trace_is_delivered_as_it_is_and_needs_pyth
         assert (out.next_offset, out.count, out.needs_message) == (0, 0, True), changed
 
 
-def test_gaps_are_told_so_that_they_can_settle_themselves() -> None:
+def test_gaps_are_returned_so_that_the_queue_can_settle_them() -> None:
     control = codec.build([(b"\0\0\0\1", b"\0" * 6, (), 1)], control=True, transactional=True)
     codec.patch(control, 0, 1, 0)
     data = batch(b"a") + control + batch(b"b", base=2) + batch(b"c", base=5)
@@ -275,7 +275,7 @@ def test_gaps_are_told_so_that_they_can_settle_themselves() -> None:
 
 
 def left_of(data: bytearray, *kept: int) -> bytes:
-    """What compaction leaves of a batch: its bounds stay."""
+    """A batch after compaction, which keeps its first and last offset."""
     [info] = codec.scan(data)
     return bytes(codec.filter_batch(data, info, list(kept)))
 
@@ -289,8 +289,8 @@ def left_of(data: bytearray, *kept: int) -> bytes:
     ],
     ids=["between batches", "within a batch", "at the end of a batch"],
 )
-def test_a_gap_that_reaches_beyond_what_is_asked_for_is_passed(data: bytes) -> None:
-    """Whoever asks again from where the last answer ended would ask for ever."""
+def test_a_gap_that_extends_past_the_end_is_skipped_up_to_the_end(data: bytes) -> None:
+    """A caller that continues at next_offset would otherwise never advance."""
     out, _ = deliver(data, 3, 6)
     assert (out.frames, out.next_offset, out.count, out.needs_message) == (b"", 6, 0, False)
     assert list(out.gaps) == [(3, 6)]

@@ -16,7 +16,7 @@ from headrace.log.read.file_range import FileRange
 from headrace.log.read.reader import Chunk, Reader
 from headrace.log.segments.segment import Segment
 from headrace.log.settings import StreamSettings
-from headrace.record.slice import Slice
+from headrace.record.types import Slice
 
 READ_BYTES = 1 << 20
 

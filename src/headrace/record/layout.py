@@ -1,15 +1,15 @@
-"""Where each field of a RecordBatch v2 lies, and what its numbers mean. docs/format.md says it in words."""
+"""The fields of a RecordBatch v2: their positions, their values and their limits. See docs/file-format.md."""
 
 import struct
 from typing import Final
 
-# Outside the checksum: assigned by the broker when the batch is appended.
+# Not covered by the checksum: assigned by the broker when the batch is appended.
 BASE_OFFSET_AT: Final = 0
 LENGTH_AT: Final = BASE_OFFSET_AT + 8
 LEADER_EPOCH_AT: Final = LENGTH_AT + 4
 MAGIC_AT: Final = LEADER_EPOCH_AT + 4
 CRC_AT: Final = MAGIC_AT + 1
-# Under the checksum.
+# Covered by the checksum.
 ATTRIBUTES_AT: Final = CRC_AT + 4
 LAST_OFFSET_DELTA_AT: Final = ATTRIBUTES_AT + 2
 BASE_TIMESTAMP_AT: Final = LAST_OFFSET_DELTA_AT + 4
@@ -23,10 +23,12 @@ RECORDS_AT: Final = COUNT_AT + 4
 HEADER = struct.Struct(">qiibIhiqqqhii")
 assert HEADER.size == RECORDS_AT
 
-PREFIX_BYTES: Final = LEADER_EPOCH_AT  # what the length field does not count: base offset and itself
+PREFIX_BYTES: Final = LEADER_EPOCH_AT  # base offset and length field, which the length field does not count
 HEADER_BYTES: Final = RECORDS_AT
 LENGTH_MIN: Final = HEADER_BYTES - PREFIX_BYTES
-BATCH_BYTES_MAX: Final = 2**31 - 1  # the length field is an int32, and so is every size inside
+BATCH_BYTES_MAX: Final = 2**31 - 1  # the length field is an int32, as are all sizes inside
+# A writer that has grown past this starts a new batch, so that one flush does not become one huge batch.
+SEAL_BYTES: Final = 1 << 20
 
 MAGIC: Final = 2
 NO_TIMESTAMP: Final = -1
@@ -59,7 +61,7 @@ LOG_APPEND_TIME: Final = 1
 CONTROL_ABORT: Final = 0
 CONTROL_COMMIT: Final = 1
 
-# Which columns codec.columns decodes.
+# Flags that select the columns of codec.columns.
 WANT_OFFSET: Final = 1
 WANT_TIMESTAMP: Final = 2
 WANT_KEY: Final = 4
@@ -68,22 +70,22 @@ WANT_HEADERS: Final = 16
 WANT_TIMESTAMP_TYPE: Final = 32
 WANT_ALL: Final = 63
 
-# How far a batch may unfold when nobody says otherwise.
+# Default limit of the decompressed size of a batch.
 DECOMPRESSED_BYTES_MAX: Final = 128 * 1024 * 1024
 
-# How many records, and how many headers of all records, one batch of a client may hold. A record takes seven
-# bytes and a header two, or next to nothing when compressed, and some readers make a Python object of each.
+# Limits of the records, and of the headers of all records, in a batch from a client. A record takes seven bytes and
+# a header two, or next to nothing when compressed, and some readers create a Python object for each.
 RECORDS_MAX: Final = 1 << 20
 HEADERS_MAX: Final = 1 << 20
 
-# The reason that valid_until gives when the buffer ends inside a batch, as opposed to a batch that is wrong.
+# The reason that valid_until returns for a batch that is cut off, as opposed to one that is invalid.
 INCOMPLETE: Final = "the buffer ends inside this batch"
 
-# An AMQP message as a record: the key is the routing key, the value the body, and these two headers; behind them copies
-# of those that carry its trace (traces.pyx).
-AMQP_PROPERTIES_HEADER: Final = "amqp.properties"  # flags and property list, as in the content header
+# An AMQP message as a record: the key is the routing key, the value is the body. These two headers come first, followed
+# by copies of the message's trace headers (amqp/trace_headers.pyx).
+AMQP_PROPERTIES_HEADER: Final = "amqp.properties"  # property flags and list, as in the content header frame
 AMQP_EXCHANGE_HEADER: Final = "amqp.exchange"
 
-# The trace that a message belongs to, through whichever listener it comes (W3C Trace Context and Baggage).
+# Headers that carry the trace of a message, at all listeners (W3C Trace Context and Baggage).
 TRACEPARENT: Final = "traceparent"
 TRACE_HEADERS: Final = (TRACEPARENT, "tracestate", "baggage")

@@ -1,4 +1,4 @@
-"""A record and the facts about a batch, as the rest of Headrace passes them around."""
+"""Values that describe records and batches: Record, BatchInfo, Slice and Arrow columns."""
 
 import msgspec
 
@@ -11,7 +11,7 @@ from headrace.record.layout import (
     TRANSACTIONAL_BIT,
 )
 
-# Anything whose bytes lie in a row.
+# Contiguous bytes.
 Buffer = bytes | bytearray | memoryview
 Header = tuple[str, bytes | None]
 
@@ -25,14 +25,14 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class BatchInfo(msgspec.Struct, frozen=True, gc=False):
-    """What the header of one batch says. Position counts from the start of the buffer it was found in."""
+    """The header of one batch. Position counts from the start of the buffer that was scanned."""
 
     position: int
-    size: int  # the whole batch, with the 12 bytes that its length field does not count
+    size: int  # of the whole batch, including the 12 bytes that its length field does not count
     base_offset: int
     last_offset: int
     count: int
-    base_timestamp: int  # what the records' deltas count from: not always the first one's time, see delete_horizon_ms
+    base_timestamp: int  # base of the records' deltas; not always the first record's time, see delete_horizon_ms
     max_timestamp: int
     attributes: int
     producer_id: int
@@ -66,8 +66,8 @@ class BatchInfo(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """From when on compaction removes its tombstones, or the end of a transaction that it is. None when compaction
-        has not given it such a time yet."""
+        """The time after which compaction removes the batch's tombstones or its transaction marker. None if
+        compaction has not set it yet."""
         return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
 
     @property
@@ -76,6 +76,26 @@ class BatchInfo(msgspec.Struct, frozen=True, gc=False):
         if self.base_sequence < 0:
             return self.base_sequence
         return (self.base_sequence + self.last_offset - self.base_offset) & 0x7FFFFFFF
+
+
+class Slice(msgspec.Struct, frozen=True, gc=False):
+    """The position of consecutive whole batches in a segment. It does not say which file or machine holds the bytes.
+
+    Reads return slices, and Slice can be pickled, so that Spark executors can open them. A generation identifies one
+    version of a segment: compaction rewrites segments, and positions in the old version mean nothing in the new one.
+    """
+
+    log_id: int
+    segment: int  # the segment's base offset
+    generation: int
+    position: int
+    length: int
+    base_offset: int
+    next_offset: int
+
+    @property
+    def end(self) -> int:
+        return self.position + self.length
 
 
 class BinaryColumn(msgspec.Struct, frozen=True):
@@ -99,18 +119,18 @@ class HeadersColumn(msgspec.Struct, frozen=True):
 
 
 class Columns(msgspec.Struct, frozen=True):
-    """Records as columns, in the machine's byte order; None for a column that was not wanted.
+    """Records as columns in native byte order; None for a column that was not requested.
 
-    The buffers are ready for pyarrow.py_buffer and stay alive as long as anybody holds them.
+    The buffers can be passed to pyarrow.py_buffer and own their memory.
     """
 
     count: int
     offsets: memoryview | None  # int64
-    timestamps: memoryview | None  # int64, milliseconds unless asked for microseconds
+    timestamps: memoryview | None  # int64, in milliseconds unless microseconds were requested
     timestamp_types: memoryview | None  # int32: 0 create time, 1 log append time
     keys: BinaryColumn | None
     values: BinaryColumn | None
     headers: HeadersColumn | None
-    next_offset: int  # every record of the buffer below it, from from_offset on, has been looked at
-    position: int  # where the next call goes on
-    transactional: bool = False  # some of the records belong to transactions, committed or not
+    next_offset: int  # all records of the buffer from from_offset up to here have been read
+    position: int  # where the next call continues
+    transactional: bool = False  # some of the records belong to transactions, committed or aborted

@@ -9,8 +9,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from headrace.errors import HeadraceError
-from headrace.record.slice import Slice
-from headrace.record.types import BatchInfo
+from headrace.record.types import BatchInfo, Slice
 from headrace.spark.offsets import Partition, Position
 
 CHUNK_BYTES = 1 << 20

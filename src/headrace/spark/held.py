@@ -17,7 +17,7 @@ import msgspec
 
 from headrace.log.disk.paths import DATA, HELD, PARQUET, TIER, SegmentStem, held_name, held_until, parse_segment
 from headrace.log.read.external import LogFiles, SegmentGone
-from headrace.record.slice import Slice
+from headrace.record.types import Slice
 from headrace.spark.access import Piece
 
 

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 
 from headrace.errors import HeadraceError, SegmentGone
-from headrace.record.slice import Slice
+from headrace.record.types import Slice
 from headrace.spark.access import Held, Hold
 from headrace.spark.broker import BrokerLink
 from headrace.spark.offsets import Partition

@@ -1,4 +1,4 @@
-"""A broker with its AMQP listener in a thread of this process, for clients that block."""
+"""A broker with an AMQP listener in a thread of this process, for blocking clients."""
 
 import asyncio
 import gc
@@ -79,7 +79,7 @@ class Running:
         self.start()
 
     def call(self, work: Callable[[], T]) -> T:
-        """Runs on the broker's loop."""
+        """Runs work in the broker's event loop."""
 
         async def wrapped() -> T:
             return work()
@@ -90,7 +90,7 @@ class Running:
         return self.server.broker.vhosts.get("/").queues[name]
 
     def link_of(self, client: socket.socket) -> Any:
-        """The broker's end of a client's socket: what earlier tests left may still be among the connections."""
+        """The broker's connection of a client's socket. Connections of earlier tests may still be registered."""
         name = client.getsockname()
         return self.call(lambda: next(found for found in self.listener.connections if found.transport.peer == name))
 
@@ -104,14 +104,14 @@ class Running:
 
 
 def patient_connection(port: int, **options: Any) -> pika.BlockingConnection:
-    """With our patience: pika's own is ten seconds."""
-    # A test has several connections and looks at one: nobody answers the heartbeats of the others meanwhile.
+    """With longer timeouts than pika's ten seconds."""
+    # A test has several connections and uses one: pika does not answer heartbeats on the others meanwhile.
     usual = {"host": "127.0.0.1", "heartbeat": 0, "socket_timeout": PATIENCE_S, "stack_timeout": PATIENCE_S}
     return pika.BlockingConnection(pika.ConnectionParameters(port=port, **{**usual, **options}))
 
 
 class Traced:
-    """What was asked for of the allocator inside the block: the same on every machine, unlike resident memory."""
+    """Memory allocated inside the block: the same on every machine, unlike resident memory."""
 
     kept_bytes = peak_bytes = 0
 
@@ -126,7 +126,7 @@ class Traced:
 
 
 def eventually(true: Callable[[], Any], what: str = "") -> Any:
-    """Waits for something that happens by itself, never longer than a test may take."""
+    """Waits until a condition holds; fails after PATIENCE_S."""
     deadline = time.monotonic() + PATIENCE_S
     while not (found := true()):
         assert time.monotonic() < deadline, f"did not happen: {what}"
@@ -135,7 +135,7 @@ def eventually(true: Callable[[], Any], what: str = "") -> Any:
 
 
 def take(channel: BlockingChannel, queue: str, **options: Any) -> tuple[Any, Any, bytes]:
-    """One message by basic.get, waited for: dead letters and timers take their moment."""
+    """Gets one message with basic.get and waits for it, as dead letters and timers take a moment."""
     found: list[Any] = []
 
     def look() -> bool:
@@ -148,7 +148,7 @@ def take(channel: BlockingChannel, queue: str, **options: Any) -> tuple[Any, Any
 
 
 def bodies(channel: BlockingChannel, queue: str) -> list[bytes]:
-    """Everything that is ready, taken for good."""
+    """Gets and acks all ready messages."""
     out = []
     while True:
         method, _, body = channel.basic_get(queue, auto_ack=True)

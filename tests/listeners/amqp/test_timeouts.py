@@ -1,4 +1,4 @@
-"""Who sits on a message too long, and who only looks like it."""
+"""Consumer timeouts: which unacknowledged deliveries are late, and which are not."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ SECOND_MS = 1000
 
 
 class Consumer:
-    """One of a channel, as far as its deliveries are watched."""
+    """A consumer as WatchedDeliveries sees it."""
 
     def __init__(self) -> None:
         self.tags = TagRing()
@@ -25,8 +25,8 @@ class Consumer:
                 self.watched.delivered(tag, tag + 1)
 
 
-def test_what_was_delivered_with_one_that_was_acked_is_as_old() -> None:
-    """Its time began when the one before it was acked: of many, the last could be out for as many limits."""
+def test_acking_one_delivery_does_not_restart_the_time_of_later_ones() -> None:
+    """The time of a delivery began when the previous one was acked: the last of many could take many limits."""
     consumer = Consumer()
     consumer.deliver(3)
     assert not consumer.watched.is_late(0.5)
@@ -36,8 +36,8 @@ def test_what_was_delivered_with_one_that_was_acked_is_as_old() -> None:
     assert consumer.watched.is_late(1.6)
 
 
-def test_what_others_of_the_channel_have_out_is_nobody_elses() -> None:
-    """A consumer without a limit lost its channel for the limit of another."""
+def test_deliveries_of_other_consumers_do_not_count() -> None:
+    """A consumer without a timeout lost its channel because of another consumer's timeout."""
     consumer = Consumer()
     consumer.deliver(watched=False)
     for second in range(1, 10):
@@ -46,7 +46,7 @@ def test_what_others_of_the_channel_have_out_is_nobody_elses() -> None:
         consumer.tags.settle(second + 1, False)
 
 
-def test_little_is_kept_while_one_message_is_out() -> None:
+def test_settled_deliveries_are_not_kept_while_one_is_unacknowledged() -> None:
     consumer = Consumer()
     consumer.deliver()
     for look in range(1, 4):
@@ -58,7 +58,7 @@ def test_little_is_kept_while_one_message_is_out() -> None:
     assert sum(len(tags) for _, tags in consumer.watched._unacked) == 1
 
 
-def test_a_consumer_that_left_is_watched_until_all_is_settled() -> None:
+def test_a_cancelled_consumer_is_checked_until_all_its_deliveries_are_settled() -> None:
     consumer = Consumer()
     consumer.deliver()
     consumer.is_subscribed = False

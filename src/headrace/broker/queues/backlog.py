@@ -15,6 +15,7 @@ from headrace.broker.queues.view import Run, View
 from headrace.broker.streams.partition import ReadWaits
 from headrace.broker.types.message import Message, from_record
 from headrace.broker.types.range_set import RangeSet
+from headrace.record.layout import SEAL_BYTES
 
 if TYPE_CHECKING:
     from headrace.broker.vhosts.vhost import VirtualHost
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace.broker")
 
 NEVER = -(2**62)
-SEAL_AT = 1 << 20
 VOID_RUNS_MAX = 4096  # memory must not grow with the backlog: the markers of more transactions settle when they are met
 HEAD_TIMER_MAX_S = 60.0  # the clock may be set meanwhile, or the machine sleep: what expires then is late by no more
 DROPPED_AT_ONCE = 40  # a few milliseconds where they are dead-lettered: others get their turn
@@ -140,7 +140,7 @@ class QueueContents:
 
     def _append(self, view: View, message: Message, timestamp_ms: int) -> None:
         writer = view.open_writer()
-        if writer.size > SEAL_AT:
+        if writer.size > SEAL_BYTES:
             view.seal()
         writer.append(message.key, message.body, message.record_headers(), timestamp_ms)
         self.published += 1

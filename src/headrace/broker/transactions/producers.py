@@ -19,7 +19,7 @@ from headrace.log.commit.round import Ticket
 from headrace.log.log import Log
 from headrace.log.shard import Shard
 from headrace.record import codec
-from headrace.record.control import is_commit
+from headrace.record.codec import is_commit
 from headrace.record.types import BatchInfo
 
 logger = logging.getLogger("headrace.broker")

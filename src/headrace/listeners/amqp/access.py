@@ -1,8 +1,8 @@
-"""What the user of a connection may do in its vhost, with RabbitMQ's checks and in RabbitMQ's words.
+"""Authorization of a connection's user in its vhost, with RabbitMQ's checks and error texts.
 
-A right that is taken away is gone with the next method: what is remembered holds for one version of the users only.
-Publishing does not ask for every message: where a key leads is asked once, and forgotten when routes or users change
-(see publish.target and Connection.topology_version).
+A revoked permission takes effect with the next method: cached results are valid for one version of the users only.
+Publishing is not checked per message: the scanner caches the target of a routing key until routes or users change (see
+publish.target and Dispatcher.topology_version).
 """
 
 import logging
@@ -21,7 +21,7 @@ from headrace.wire.amqp.protocol import NOT_ALLOWED
 logger = logging.getLogger("headrace.amqp")
 
 QUEUE, EXCHANGE = "queue", "exchange"
-REMEMBERED_MAX = 1000
+CACHED_MAX = 1000
 
 
 class Access:
@@ -50,14 +50,14 @@ class Access:
             self._refuse(kind, name, "read")
 
     def look_at(self, kind: str, name: str) -> None:
-        """For passive declarations: any right is enough, as in RabbitMQ 4. Before, none was needed."""
+        """For passive declarations: any permission is enough, as in RabbitMQ 4. Older versions required none."""
         rights = self.rights()
         if rights is None or not (rights.may_read(name) or rights.may_write(name) or rights.may_configure(name)):
             self._refuse(kind, name, "configure")
 
     def publish(self, exchange: str) -> bool:
-        """Raises unless the user may publish to the exchange. True: with some routing keys only, see write_topic.
-        Remembered, for clients whose messages all have a key of their own."""
+        """Raises unless the user may publish to the exchange. True if topic permissions limit the routing keys, see
+        write_topic. Cached, for clients that use a new routing key for each message."""
         if self._publishes_at != self._users.version:
             self._publishes_at = self._users.version
             self._publishes.clear()
@@ -66,12 +66,12 @@ class Access:
             self.write(EXCHANGE, exchange)
             rights = self.rights()
             found = rights is None or rights.has_topic_rule(exchange)
-            if len(self._publishes) < REMEMBERED_MAX:
+            if len(self._publishes) < CACHED_MAX:
                 self._publishes[exchange] = found
         return found
 
     def write_topic(self, exchange: Exchange, key: str) -> None:
-        """For each routing key of a message."""
+        """Checks the topic permission for one routing key of a message."""
         if not isinstance(exchange, Topic):
             return
         rights = self.rights()
@@ -79,7 +79,7 @@ class Access:
             self._refuse_topic(exchange, key, "write")
 
     def bind(self, kind: str, destination: str, source: str, exchange: Exchange | None, key: str) -> None:
-        """And unbind. The destination is written to by what is read from the source."""
+        """For bind and unbind, which need write permission on the destination and read permission on the source."""
         self.write(kind, destination)
         if (kind == EXCHANGE and not destination) or not source:
             raise AccessRefused("operation not permitted on the default exchange")
@@ -90,7 +90,8 @@ class Access:
                 self._refuse_topic(exchange, key, "read")
 
     def check_limit(self, what: str, count: Callable[[], int]) -> None:
-        """max-connections and max-channels of a user, RabbitMQ's. Counted, before this one, only where there is one."""
+        """RabbitMQ's limits max-connections and max-channels of a user. `count`, without the new one, is only called if
+        there is a limit."""
         limit = self._users.user(self._user).limit(f"max-{what}")
         if limit is not None and count() >= limit:
             raise ChannelError(
@@ -108,7 +109,7 @@ class Access:
             raise ChannelError(NOT_ALLOWED, f"{refused}: connection limit ({limit}) is reached")
 
     def may_claim(self, user: str) -> bool:
-        """Whether a message may say that it is from this user."""
+        """Whether a message may carry this user_id."""
         return user == self._user or self._users.user(self._user).may_impersonate
 
     def _refuse(self, kind: str, name: str, right: str) -> None:

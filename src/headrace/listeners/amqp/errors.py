@@ -1,4 +1,4 @@
-"""What each of the broker's errors is called in AMQP: one table, most specific first."""
+"""Maps the broker's errors to AMQP reply codes: one table, most specific errors first."""
 
 from headrace.errors import (
     AccessRefused,
@@ -36,7 +36,7 @@ REPLY_CODES: dict[type[HeadraceError], int] = {
     Overloaded: protocol.RESOURCE_ERROR,
     StorageError: protocol.INTERNAL_ERROR,
 }
-# These end the connection; all others only the channel.
+# These codes close the connection, all others only the channel.
 HARD = frozenset(
     {
         protocol.CONNECTION_FORCED,
@@ -55,7 +55,7 @@ HARD = frozenset(
 
 
 class ChannelError(HeadraceError):
-    """A mistake of the client's that the listener itself found; the code says whose end it is."""
+    """A client error found by the listener. The code decides whether it closes the channel or the connection."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -63,7 +63,7 @@ class ChannelError(HeadraceError):
 
 
 def reply(error: HeadraceError) -> tuple[int, str]:
-    """(code, text) as RabbitMQ would say it."""
+    """(reply code, reply text) in RabbitMQ's format."""
     if isinstance(error, ChannelError | ProtocolError):
         code = error.code
     else:

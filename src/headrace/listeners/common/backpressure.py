@@ -1,8 +1,8 @@
-"""What connections do under pressure: publishers are slowed, told, and no longer read; the greedy are closed.
+"""Back-pressure for the connections of a listener: throttles and pauses publishers, closes clients that hold memory.
 
-The broker's Pressure decides; each listener has one Flow that carries it out for its connections. Consumers are
-never held. A client that only holds memory (it does not read what it asked for, or does not finish what it began
-to send) is closed when memory stays short: it can come back, and what it had not settled is delivered again.
+The broker's Pressure decides; each listener has one Flow that applies the decision to its connections. Consumers are
+never paused. A client that holds memory because it does not read its responses, or does not finish a message, is
+closed when memory stays short: it can reconnect, and its unsettled messages are delivered again.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ from headrace.broker.pressure.pressure import Pressure, Verdict
 
 WRITE_HIGH_MAX = 1 << 20
 WRITE_HIGH_MIN = 64 << 10
-OUTPUT_SHARE = 8  # this part of the memory limit may be waiting for clients to read it
-CROWD = 100  # connections that are expected: who comes early must not get what those after it need
-GREEDY_BYTES = 64 << 10  # who holds less is left alone
-CLOSE_AFTER_S = 5.0  # of an alarm: caches and transient queues are asked first
+OUTPUT_SHARE = 8  # an eighth of the memory limit may wait for clients to read it
+CROWD = 100  # connections to expect: early ones must leave memory to those that come later
+GREEDY_BYTES = 64 << 10  # connections that hold less are not closed
+CLOSE_AFTER_S = 5.0  # after an alarm begins: caches and transient queues release memory first
 DELAY_S_MIN = 0.001
-HANG_UP_LOOK_S = 1.0
+DISCONNECT_POLL_S = 1.0
 ALARM, SLOW, CROWD_OF_LARGE = "pressure", "slow", "large"
 
 
@@ -31,11 +31,11 @@ class Buffered(Protocol):
 
     @property
     def buffered_bytes(self) -> int:
-        """What is kept in memory for it, in both directions."""
+        """Memory that its buffers take, in both directions."""
 
 
 class Client(Buffered, Protocol):
-    """A connection as its listener's Flow sees it."""
+    """A connection as Flow sees it."""
 
     def hold_reading(self, reason: str, held: bool) -> None: ...
     def tell_blocked(self, reason: str | None) -> None: ...
@@ -43,11 +43,11 @@ class Client(Buffered, Protocol):
 
     @property
     def is_sending(self) -> bool:
-        """Whether it has begun to send a message that is not whole yet."""
+        """Whether it has sent only a part of a message so far."""
 
 
 class Buffers:
-    """Of a listener's connections, held until they are read: see pressure.Holder."""
+    """The buffers of a listener's connections as reclaimable memory; see pressure.Holder."""
 
     patience_s = CLOSE_AFTER_S
 
@@ -64,13 +64,13 @@ class Buffers:
         for size, client in sorted(greedy, key=lambda pair: pair[0], reverse=True):
             if freed >= wanted_bytes:
                 break
-            client.abort_for(f"memory is short, and {size:,} bytes wait in buffers of this connection")
+            client.abort_for(f"memory is short, and the buffers of this connection hold {size:,} bytes")
             freed += size
         return freed
 
 
 class Flow(Buffers):
-    """The connections of a listener, and their buffers."""
+    """Applies back-pressure to the connections of one listener."""
 
     def __init__(
         self, listener: str, pressure: Pressure, connections: Collection[Client], *, slows: bool = True
@@ -78,24 +78,24 @@ class Flow(Buffers):
         super().__init__(listener, connections)
         self.pressure = pressure
         self._connections = connections
-        self._slows = slows  # by not reading; the Kafka listener tells its clients how long to wait instead
+        self._slows = slows  # by pausing reads; the Kafka listener sends throttle times instead
         self._publishers: set[Client] = set()
         self._slowed: dict[Client, asyncio.TimerHandle] = {}
-        self._told: str | None = pressure.paused_because
+        self._blocked_reason: str | None = pressure.paused_because
         self._loop = asyncio.get_running_loop()
         self._paused_at = 0.0
         self._holds_large = False
-        self._look: asyncio.TimerHandle | None = None
+        self._poll: asyncio.TimerHandle | None = None
         pressure.on_change(self._changed)
         pressure.add_holder(self)
 
     def write_high(self) -> int:
-        """Bytes that may wait for one client to read them before it gets no more deliveries."""
+        """Bytes that may wait to be sent to one client before its deliveries are paused."""
         fair = self.pressure.limits.memory_bytes // OUTPUT_SHARE // max(CROWD, len(self._connections))
         return max(WRITE_HIGH_MIN, min(WRITE_HIGH_MAX, fair))
 
     def answer_bytes_max(self) -> int:
-        """What one answer may hold, where a client may ask for as much as it likes and then not read it."""
+        """Size limit of one response, for requests that can ask for any amount of data."""
         fair = self.pressure.limits.memory_bytes // OUTPUT_SHARE // max(CROWD, len(self._connections))
         return max(WRITE_HIGH_MIN, fair)
 
@@ -104,23 +104,23 @@ class Flow(Buffers):
     def published(self, client: Client) -> None:
         if client not in self._publishers:
             self._publishers.add(client)
-            if self._told is not None:
-                client.tell_blocked(self._told)
+            if self._blocked_reason is not None:
+                client.tell_blocked(self._blocked_reason)
                 client.hold_reading(ALARM, True)
 
     def received(self, client: Client, size: int) -> None:
-        """Bytes of a client came in, whatever they are."""
+        """A client has sent `size` bytes of any kind."""
         self.pressure.took(size)
         if self._holds_large and client.is_sending:
             client.hold_reading(CROWD_OF_LARGE, True)
-        if self._told is not None:
+        if self._blocked_reason is not None:
             if client.is_sending:
                 self.published(client)
         elif self._slows and self.pressure.verdict.level and client in self._publishers:
             self._slow(client, self.pressure.delay_s(size))
 
     def hold_large(self, held: bool) -> None:
-        """Whether enough that is large is here already: who sends something that does not come at once is not read."""
+        """Pauses clients in the middle of a message while enough large messages are being received already."""
         if held is self._holds_large:
             return
         self._holds_large = held
@@ -131,27 +131,27 @@ class Flow(Buffers):
     def _slow(self, client: Client, delay_s: float) -> None:
         if delay_s >= DELAY_S_MIN and client not in self._slowed:
             client.hold_reading(SLOW, True)
-            self._slowed[client] = self._loop.call_later(delay_s, self._let_go, client)
+            self._slowed[client] = self._loop.call_later(delay_s, self._release, client)
 
-    def _let_go(self, client: Client) -> None:
+    def _release(self, client: Client) -> None:
         if self._slowed.pop(client, None) is not None:
             client.hold_reading(SLOW, False)
 
     def _changed(self, verdict: Verdict) -> None:
-        if (verdict.paused_by is None) == (self._told is None):
-            return  # a client that was told about the memory need not hear that the disk is short, too
-        self._told = self.pressure.paused_because
+        if (verdict.paused_by is None) == (self._blocked_reason is None):
+            return  # clients that are blocked because of memory need no second notification about the disk
+        self._blocked_reason = self.pressure.paused_because
         for client in list(self._publishers):
-            client.tell_blocked(self._told)
-            client.hold_reading(ALARM, self._told is not None)
-        self._stop_looking()
-        if self._told is not None:
+            client.tell_blocked(self._blocked_reason)
+            client.hold_reading(ALARM, self._blocked_reason is not None)
+        self._stop_polling()
+        if self._blocked_reason is not None:
             self._paused_at = self._loop.time()
-            self._look = self._loop.call_later(HANG_UP_LOOK_S, self._look_for_hang_ups)
+            self._poll = self._loop.call_later(DISCONNECT_POLL_S, self._close_disconnected)
 
-    def _look_for_hang_ups(self) -> None:
-        """Who is not read cannot be heard hanging up, and would keep its queues and buffers until the alarm is over:
-        which might be just what the alarm waits for."""
+    def _close_disconnected(self) -> None:
+        """Finds clients that disconnected while their socket is not read. They would keep their queues and buffers
+        until the alarm ends, which may be what the alarm waits for."""
         held = {client.fileno(): client for client in self._publishers}
         poller = select.poll()
         for number in held:
@@ -159,15 +159,15 @@ class Flow(Buffers):
                 poller.register(number, select.POLLRDHUP)
         lasts = self._loop.time() - self._paused_at >= CLOSE_AFTER_S
         for number, event in poller.poll(0):
-            # What it sent before it left is worth waiting for, for a while.
+            # Bytes that it sent before it disconnected are worth waiting for, until CLOSE_AFTER_S.
             if lasts or event & (select.POLLHUP | select.POLLERR) or not _unread_bytes(number):
-                held[number].abort_for("it hung up while publishers are paused")
-        self._look = self._loop.call_later(HANG_UP_LOOK_S, self._look_for_hang_ups)
+                held[number].abort_for("the client disconnected while publishers are paused")
+        self._poll = self._loop.call_later(DISCONNECT_POLL_S, self._close_disconnected)
 
-    def _stop_looking(self) -> None:
-        if self._look is not None:
-            self._look.cancel()
-            self._look = None
+    def _stop_polling(self) -> None:
+        if self._poll is not None:
+            self._poll.cancel()
+            self._poll = None
 
     def forget(self, client: Client) -> None:
         self._publishers.discard(client)
@@ -176,7 +176,7 @@ class Flow(Buffers):
             timer.cancel()
 
     def close(self) -> None:
-        self._stop_looking()
+        self._stop_polling()
         for timer in self._slowed.values():
             timer.cancel()
         self._slowed.clear()

@@ -1,21 +1,19 @@
-"""Connections that have not said who they are: one address leaves some places of a listener to others.
+"""Limits the unauthenticated connections of one source, so that other sources can still connect.
 
-The same rule wherever strangers wait: in a handshake of TLS, before a login, and at the HTTP listener, where every
-request
-says it anew. It is about strangers only, since an address may be that of many, behind a proxy or a NAT: who has logged
-in is not counted any more.
+Used during TLS handshakes, before logins, and at the HTTP listener, where every request authenticates anew. Connections
+are no longer counted once they have logged in, because many clients may share an address behind a proxy or NAT.
 """
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-SOURCE_PART = 0.75  # of what there is for all
+SOURCE_PART = 0.75  # of all places
 
 T = TypeVar("T")
 
 
 class PerSourceLimit(Generic[T]):
-    """`places` is how many there are for strangers, taken or not."""
+    """`places` returns the number of places for unauthenticated connections, both free and taken."""
 
     def __init__(self, places: Callable[[], int]) -> None:
         self._places = places
@@ -26,8 +24,8 @@ class PerSourceLimit(Generic[T]):
         return self._count
 
     def enter(self, source: str, one: T) -> T | None:
-        """Returns the one of this source that came first, if they are too many now. Where that one goes, an address
-        that sends nothing but silence keeps out neither others nor its own: whoever comes gets a moment to speak."""
+        """Adds a connection. Returns the oldest one of the source if it has too many now: the caller closes it, so
+        that silent connections block neither other sources nor newer connections of their own."""
         own = self._of.setdefault(source, {})
         own[one] = None
         self._count += 1

@@ -1,4 +1,4 @@
-"""Binds the sockets of a listener. `localhost` means both of this machine's loopback addresses, on one port."""
+"""Opens the listening sockets of a listener. `localhost` means both loopback addresses, with the same port."""
 
 import asyncio
 import errno
@@ -24,10 +24,10 @@ class Listener(Protocol):
 
     @property
     def addresses(self) -> Sequence[str]:
-        """HOST:PORT of every socket, with the port that was really taken."""
+        """HOST:PORT of every socket, with the port that was assigned."""
 
     async def close(self) -> None:
-        """Stop accepting, let work in flight end, close every connection."""
+        """Stops accepting, waits for work in progress and closes every connection."""
 
 
 class Accepting(Protocol):
@@ -41,11 +41,11 @@ class ListeningSockets:
 
     def __init__(self, sockets: Sequence[socket.socket], servers: Sequence[Accepting]) -> None:
         self._servers = servers
-        self.addresses: list[str] = [_spell(*sock.getsockname()[:2]) for sock in sockets]
+        self.addresses: list[str] = [_address_text(*sock.getsockname()[:2]) for sock in sockets]
         self.port: int = sockets[0].getsockname()[1]
 
     def close(self) -> None:
-        """Stops accepting; connections that were accepted live on."""
+        """Stops accepting. Accepted connections stay open."""
         for server in self._servers:
             server.close()
 
@@ -58,9 +58,9 @@ async def listen(
     backlog: int = BACKLOG,
     acceptor: TlsAcceptor | None = None,
 ) -> ListeningSockets:
-    """Accepts on every address that `address` means; CannotListen says why not, and names the flag.
+    """Listens on all addresses of `address`. Raises CannotListen with a reason that names the flag.
 
-    With a acceptor, which is for TLS, a protocol is told of its connection when the handshake is done.
+    With a TLS acceptor, protocols are created when the handshake is done.
     """
     loop = asyncio.get_running_loop()
     sockets = bind(address, flag=flag)
@@ -79,7 +79,7 @@ def bind(address: Address, *, flag: str) -> list[socket.socket]:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         return [_bind_one(found[0][0], found[0][4][:2])]
     except socket.gaierror:
-        raise CannotListen(f"{address.host!r} is not a host or address of this machine ({flag})") from None
+        raise CannotListen(f"{address.host!r} is not a host name or address of this machine ({flag})") from None
     except OSError as error:
         raise CannotListen(_reason(address, error, flag)) from None
 
@@ -93,7 +93,7 @@ def _bind_loopbacks(port: int) -> list[socket.socket]:
             if error.errno in ABSENT:  # a machine without IPv6
                 return [first]
             first.close()
-            # The free port of one family can be taken in the other: draw again.
+            # A port that is free for IPv4 may be in use for IPv6: try another one.
             if port != 0 or error.errno != errno.EADDRINUSE or attempt == FREE_PORT_TRIES - 1:
                 raise
     raise AssertionError("unreachable")
@@ -103,14 +103,14 @@ def _bind_one(family: int, name: tuple[object, ...]) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted connections inherit it: a peer that vanished without a word is noticed.
+        # Inherited by accepted connections: detects peers that disappeared without closing.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if name[0] == "::" else 1)
         if ipaddress.ip_address(str(name[0])).is_loopback:
-            _unpace(sock)
+            _disable_pacing(sock)
         sock.bind(name)
-        # Linux refuses a second listener at listen, not at bind, when both have SO_REUSEADDR.
+        # With SO_REUSEADDR, Linux refuses a second listening socket at listen(), not at bind().
         sock.listen(BACKLOG)
         sock.setblocking(False)
     except BaseException:
@@ -119,13 +119,13 @@ def _bind_one(family: int, name: tuple[object, ...]) -> socket.socket:
     return sock
 
 
-def _unpace(sock: socket.socket) -> None:
-    """Accepted connections inherit it. BBR, which many systems have chosen for all their connections, sends as a timer
-    tells it: to a client on the same machine that is a third of what a large answer costs, and there is no network to
-    be careful with. What goes further is left to the system's choice.
+def _disable_pacing(sock: socket.socket) -> None:
+    """Uses reno for connections within this machine; accepted connections inherit it. BBR, the default of many systems,
+    paces its packets with a timer, which is a third of the cost of a large response, and there is no network to
+    protect. All other connections use the system's choice.
     """
     if hasattr(socket, "TCP_CONGESTION"):
-        with suppress(OSError):  # every Linux has reno, but need not allow it; others have another name for it
+        with suppress(OSError):  # Linux may not allow it, and other systems have another name for it
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
@@ -133,11 +133,11 @@ def _reason(address: Address, error: OSError, flag: str) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"port {address.port} on {address.host} is in use by another program; choose another with {flag}"
     if error.errno == errno.EACCES:
-        return f"this user may not listen on port {address.port}; choose one above 1023 with {flag}"
+        return f"no permission to listen on port {address.port}; choose a port above 1023 with {flag}"
     if error.errno in ABSENT:
         return f"{address.host} is not an address of this machine; choose another with {flag}"
     return f"cannot listen on {address}: {os.strerror(error.errno or 0)} ({flag})"
 
 
-def _spell(host: str, port: int) -> str:
+def _address_text(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

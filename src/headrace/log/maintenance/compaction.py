@@ -19,7 +19,7 @@ from headrace.log.disk.file_cache import FileCache
 from headrace.log.segments import index
 from headrace.log.segments.segment import Segment, seal_of
 from headrace.record import codec
-from headrace.record.control import is_commit
+from headrace.record.codec import is_commit
 from headrace.record.layout import MAX_TIMESTAMP
 from headrace.record.types import BatchInfo
 

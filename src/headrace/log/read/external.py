@@ -21,10 +21,9 @@ from headrace.log.segments.segment import INDEX_ENTRY, TIME_ENTRY, Segment, read
 from headrace.log.tier.manifest import Tier, read_tier
 from headrace.log.tier.row_group_cache import GroupCache
 from headrace.record import codec
-from headrace.record.control import is_commit
+from headrace.record.codec import is_commit
 from headrace.record.layout import HEADER_BYTES, MAX_OFFSET, PREFIX_BYTES
-from headrace.record.slice import Slice
-from headrace.record.types import BatchInfo
+from headrace.record.types import BatchInfo, Slice
 
 SCAN_BYTES = 1 << 20
 TIERS_MAX = 4096

@@ -31,8 +31,7 @@ from headrace.log.segments.segment import Segment, read_seal, walk_segment, writ
 from headrace.log.tier.row_group_cache import within
 from headrace.record import codec
 from headrace.record.layout import HEADER_BYTES
-from headrace.record.slice import Slice
-from headrace.record.types import BatchInfo
+from headrace.record.types import BatchInfo, Slice
 
 logger = logging.getLogger("headrace.log")
 

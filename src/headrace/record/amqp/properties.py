@@ -1,8 +1,8 @@
-"""AMQP 0-9-1 basic properties and field tables, as they lie in a record's amqp.properties header.
+"""Codec of AMQP 0-9-1 basic properties and field tables, as stored in a record's amqp.properties header.
 
-Publishing and delivering pass these bytes through; this codec is for what has to look inside: dead letters,
-expiration, priority, the headers exchange, the dashboard, Spark. `edit` changes some properties and leaves
-the bytes of all others alone, so that nobody's int16 becomes an int32 in a dead-letter queue.
+Publishing and delivering pass these bytes through. This codec is for code that needs their content: dead letters,
+expiration, priority, the headers exchange, the dashboard, Spark. `edit` changes some properties and copies the bytes
+of all others, so that an int16 does not become an int32 in a dead-letter queue.
 """
 
 import struct
@@ -19,7 +19,7 @@ SHORT_STRING_BYTES_MAX: Final = 255
 
 
 class Timestamp(int):
-    """Seconds since 1970, a type of its own in a field table. Clients send what no datetime can be."""
+    """Seconds since 1970, a separate type in a field table. Clients send values that datetime cannot represent."""
 
 
 Value: TypeAlias = "bool | int | float | Decimal | str | bytes | Timestamp | Mapping[str, Value] | list[Value] | None"
@@ -67,7 +67,7 @@ _UINT64: Final = struct.Struct(">Q")
 
 
 class _Reader:
-    """Reads fields from bytes that nobody has checked: no read passes the end it was given."""
+    """Reads fields from unchecked bytes. No read passes the end it was given."""
 
     def __init__(self, data: Buffer) -> None:
         self.data = memoryview(data)
@@ -77,7 +77,7 @@ class _Reader:
     def take(self, size: int, end: int) -> memoryview:
         at = self.at
         if size > end - at:
-            raise CorruptProperties(f"{size} bytes at {at} run past {end}")
+            raise CorruptProperties(f"{size} bytes at {at} extend past {end}")
         self.at = at + size
         return self.data[at : self.at]
 
@@ -89,10 +89,10 @@ class _Reader:
         return str(self.take(self.take(1, end)[0], end), "utf-8", "replace")
 
     def sized_end(self, end: int) -> int:
-        """The end of what a 32-bit size announces."""
+        """The end of the value whose 32-bit size is at this position."""
         size = self.number(_UINT32, end)
         if size > end - self.at:
-            raise CorruptProperties(f"a size of {size} at {self.at} runs past {end}")
+            raise CorruptProperties(f"a size of {size} at {self.at} extends past {end}")
         return self.at + size
 
     def table(self, end: int, depth: int = 0) -> Table:
@@ -128,7 +128,7 @@ class _Reader:
                 return Decimal(mantissa).scaleb(-scale)
             case "V":
                 return None
-        raise CorruptProperties(f"no field type {chr(kind)!r} at {self.at - 1}")
+        raise CorruptProperties(f"unknown field type {chr(kind)!r} at {self.at - 1}")
 
     def _deeper(self, depth: int) -> int:
         if depth + 1 >= DEPTH_MAX:
@@ -151,13 +151,13 @@ class _Reader:
 
     def flags(self) -> int:
         flags = self.number(_UINT16, len(self.data))
-        # Bit 0 announces a further word of flags and bit 1 means nothing: no property of `basic` needs them.
+        # Bit 0 announces another word of flags, bit 1 has no meaning: no property of `basic` needs them.
         if flags & 3:
             raise CorruptProperties(f"unknown property flags {flags:#06x}")
         return flags
 
     def property_end(self, name: str) -> None:
-        """Move past a property without making anything of it."""
+        """Skips a property without decoding it."""
         end = len(self.data)
         if name == "headers":
             self.at = self.sized_end(end)
@@ -184,7 +184,7 @@ class _Reader:
 
 
 def decode_properties(raw: Buffer) -> Table:
-    """The properties that are present, by name, from flags and property list."""
+    """The properties that are present, by name."""
     reader = _Reader(raw)
     flags = reader.flags()
     found = {name: reader.property_value(name) for name, flag in _FLAG.items() if flags & flag}
@@ -193,9 +193,9 @@ def decode_properties(raw: Buffer) -> Table:
 
 
 def property_of(raw: Buffer, wanted: str) -> Value:
-    """One property, or None when it is absent. Cheaper than all of them: what comes before is skipped."""
+    """One property, or None if it is absent. Cheaper than decoding all: the properties before it are skipped."""
     if wanted not in _FLAG:
-        raise InvalidInput(f"no property is called {wanted!r}")
+        raise InvalidInput(f"unknown property {wanted!r}")
     reader = _Reader(raw)
     flags = reader.flags()
     if not flags & _FLAG[wanted]:
@@ -209,12 +209,12 @@ def property_of(raw: Buffer, wanted: str) -> Value:
 
 
 def encode_properties(properties: Mapping[str, Value]) -> bytes:
-    """Flags and property list. A property that is None is left out."""
+    """Encodes flags and property list. Properties that are None are omitted."""
     return edit(b"\x00\x00", properties)
 
 
 def decode_table(raw: Buffer) -> Table:
-    """A field table with its 32-bit size before it, and nothing after."""
+    """Decodes a field table that starts with its 32-bit size and fills the data."""
     reader = _Reader(raw)
     fields = reader.table(len(reader.data))
     reader.finish()
@@ -222,7 +222,7 @@ def decode_table(raw: Buffer) -> Table:
 
 
 def encode_table(fields: Mapping[str, Value]) -> bytes:
-    """With its 32-bit size before it. Fields stay in the order of the mapping."""
+    """Encodes a field table, starting with its 32-bit size. Fields keep the order of the mapping."""
     return _sized(b"".join(_encode_field(name, value, 0) for name, value in fields.items()))
 
 
@@ -233,14 +233,14 @@ def edit(
     headers: Mapping[str, Value] | None = None,
     headers_removed: Iterable[str] = (),
 ) -> bytes:
-    """The same properties, with some set (None: removed) and some fields of the headers set or removed.
+    """Sets or removes (None) properties, and sets or removes fields of the headers.
 
-    Bytes of what is not named are copied, never decoded and encoded again.
+    The bytes of all other properties and fields are copied, not decoded and encoded again.
     """
     changes = dict(properties or {})
     unknown = changes.keys() - _FLAG.keys()
     if unknown:
-        raise InvalidInput(f"no property is called {min(unknown)!r}")
+        raise InvalidInput(f"unknown property {min(unknown)!r}")
     reader = _Reader(raw)
     old_flags = reader.flags()
     flags = 0
@@ -300,7 +300,7 @@ def _sized(data: bytes) -> bytes:
 
 
 def _text(text: str) -> bytes:
-    """Routing keys are bytes for clients, and text here: what was no UTF-8 becomes again what it was."""
+    """Restores bytes that were not UTF-8: clients send routing keys as bytes, and here they are text."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -316,7 +316,7 @@ def _encode_field(name: str, value: Value, depth: int) -> bytes:
 
 
 def _encode_value(value: Value, depth: int) -> bytes:
-    # The types that every client reads: I or l for integers, d for floats, S for text.
+    # The types that all clients can read: I or l for integers, d for floats, S for text.
     if isinstance(value, str):
         return b"S" + _sized(_text(value))
     if isinstance(value, bool):

@@ -1,8 +1,8 @@
 # cython: boundscheck=False, wraparound=False
-"""What an AMQP message says about its trace (W3C Trace Context), found in its properties.
+"""Finds the trace headers (W3C Trace Context and Baggage) in the properties of an AMQP message.
 
-It is copied into headers of the record: who reads the topic by another listener would have to take AMQP's properties apart
-to go on with the trace, and no tracing library does.
+They are copied into record headers, so that consumers of other protocols can continue the trace: tracing libraries do not
+decode AMQP properties.
 """
 
 from libc.stdint cimport uint8_t, uint16_t, uint64_t
@@ -26,7 +26,7 @@ cdef inline bint is_trace_name(const uint8_t* name, Py_ssize_t size) noexcept no
 
 
 cdef inline bint has_name_of(Py_ssize_t size, const Trace* found, int count) noexcept nogil:
-    """No two of the names are equally long."""
+    """Compares by length first: no two of the names are equally long."""
     cdef int i
     for i in range(count):
         if found[i].name_size == size:
@@ -35,8 +35,8 @@ cdef inline bint has_name_of(Py_ssize_t size, const Trace* found, int count) noe
 
 
 cdef int find_traces(const uint8_t* p, const uint8_t* end, Trace* out) noexcept nogil:
-    """Fill out, which has room for TRACES_MAX, in the order of the message's headers; how many there are. Of a name that
-    comes twice the first counts. Properties that cannot be read have none."""
+    """Fills `out`, which has room for TRACES_MAX, in the order of the message's headers, and returns their number. The
+    first of duplicate names counts. Malformed properties have none."""
     cdef uint16_t flags
     cdef Py_ssize_t size, name_size
     cdef int found = 0, i
@@ -71,7 +71,7 @@ cdef int find_traces(const uint8_t* p, const uint8_t* end, Trace* out) noexcept 
 
 
 def traces_of(const uint8_t[::1] properties not None):
-    """((name, value), ...) of a message's properties, as they are copied into the record."""
+    """((name, value), ...) in a message's properties, as copied into the record."""
     cdef Trace found[TRACES_MAX]
     cdef int i, count = 0
     if properties.shape[0]:

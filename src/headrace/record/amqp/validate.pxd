@@ -14,7 +14,7 @@ cdef extern from *:
 cdef enum:
     BAD = -1
     PLAIN = 0
-    NEEDS_DECISION = 1      # somebody has to look at what a property says
+    NEEDS_DECISION = 1      # a property requires a decision by the broker
 
 cdef Py_ssize_t skip_value(const uint8_t* p, const uint8_t* end, int depth) noexcept nogil
 cdef int check_properties(const uint8_t* p, const uint8_t* end) noexcept nogil

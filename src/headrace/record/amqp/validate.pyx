@@ -1,6 +1,6 @@
 # cython: boundscheck=False, wraparound=False
-"""Whether AMQP properties are what they should be. They are passed on as they came, and whoever gets them reads them: all
-of them are checked where they come in, through whichever listener.
+"""Validates AMQP properties. The broker stores and delivers them unchanged, and consumers decode them, so every listener
+validates them on arrival.
 """
 
 from libc.stdint cimport uint8_t, uint16_t, uint64_t
@@ -9,7 +9,7 @@ from libc.string cimport memcmp
 from headrace.record.raw cimport get16, get32
 
 cdef enum:
-    # Property flags in the order of the list; the low bit would announce a second word of flags.
+    # Property flags in the order of the list. The lowest bit would announce a second word of flags.
     FLAG_CONTENT_TYPE = 0x8000
     FLAG_CONTENT_ENCODING = 0x4000
     FLAG_HEADERS = 0x2000
@@ -32,7 +32,7 @@ cdef const char* REPLY_TO_ME = b"amq.rabbitmq.reply-to"
 
 
 cdef Py_ssize_t skip_value(const uint8_t* p, const uint8_t* end, int depth) noexcept nogil:
-    """Bytes of the field value at p, its type letter included, or BAD."""
+    """The size of the field value at p, including its type letter, or BAD."""
     cdef Py_ssize_t left = end - p
     cdef Py_ssize_t size
     if left < 1:
@@ -75,7 +75,7 @@ cdef int check_array(const uint8_t* p, const uint8_t* end, int depth) noexcept n
 
 
 cdef int check_table(const uint8_t* p, const uint8_t* end, int depth) noexcept nogil:
-    """BAD, or NEEDS_DECISION when the outermost table asks for more receivers (CC, BCC), or PLAIN."""
+    """BAD, NEEDS_DECISION if the outermost table names more receivers (CC, BCC), or PLAIN."""
     cdef Py_ssize_t size
     cdef int found = PLAIN
     if depth > DEPTH_MAX:
@@ -96,7 +96,7 @@ cdef int check_table(const uint8_t* p, const uint8_t* end, int depth) noexcept n
 
 
 cdef int check_properties(const uint8_t* p, const uint8_t* end) noexcept nogil:
-    """Whether flags and list agree to the byte; NEEDS_DECISION when a property asks for a decision."""
+    """BAD unless flags and list match exactly, NEEDS_DECISION if a property requires a decision, or PLAIN."""
     cdef uint16_t flags, bit
     cdef int found = PLAIN, inner
     cdef Py_ssize_t size
@@ -128,7 +128,7 @@ cdef int check_properties(const uint8_t* p, const uint8_t* end) noexcept nogil:
             if size > end - p:
                 return BAD
             if bit == FLAG_REPLY_TO and size == 22 and memcmp(p + 1, REPLY_TO_ME, 21) == 0:
-                found = NEEDS_DECISION        # to be replaced by an address that leads back to this channel
+                found = NEEDS_DECISION        # direct reply-to: the broker replaces it by an address of this channel
             p += size
         bit >>= 1
     return found if p == end else BAD

@@ -286,7 +286,7 @@ cdef class BatchWriter:
         if self._count == 0:
             raise InvalidInput("a batch needs a record")
         if codec < 0 or codec > CODEC_LAST:
-            raise UnknownCodec(f"no codec has the number {codec}")
+            raise UnknownCodec(f"unknown codec {codec}")
         if transactional:
             attributes |= TRANSACTIONAL_BIT
         if control:

@@ -1,7 +1,7 @@
-"""Methods other than publish, deliver and ack: bytes <-> pamqp's classes, every length checked.
+"""Encodes and decodes all methods except publish, deliver and ack, which scan.pyx and deliver.pyx handle.
 
-Names, order and types of the arguments are pamqp's; the bytes are read and written here, because
-pamqp refuses names that RabbitMQ allows and does not bound tables. Tables are record/properties' own.
+Names, order and types of the arguments come from pamqp's classes. The bytes are read and written here, with every
+length checked, because pamqp refuses names that RabbitMQ allows and does not limit the size of tables.
 """
 
 import struct
@@ -31,9 +31,9 @@ F = TypeVar("F", bound=Frame)
 
 
 class AccessRequest(Frame):
-    """Of AMQP 0-8. Old clients ask for it, and RabbitMQ has always answered; pamqp does not know it."""
+    """A method of AMQP 0-8 that old clients still send. RabbitMQ answers it; pamqp does not define it."""
 
-    __slots__: ClassVar[list[str]] = ["realm", "exclusive", "passive", "active", "write", "read"]  # noqa: RUF023 - their order on the wire
+    __slots__: ClassVar[list[str]] = ["realm", "exclusive", "passive", "active", "write", "read"]  # noqa: RUF023 - the order on the wire
     index = 0x001E000A
     name = "Access.Request"
     _realm = "shortstr"
@@ -58,8 +58,8 @@ _FIELDS: Final[dict[type[Frame], tuple[tuple[str, str], ...]]] = {
 
 
 def decode(class_id: int, method_id: int, arguments: bytes) -> Frame:
-    """As in RabbitMQ FRAME_ERROR for arguments that are cut short or too long; SYNTAX_ERROR for a table or a name that
-    cannot be read, COMMAND_INVALID for a method that does not exist."""
+    """Raises, as RabbitMQ does, FRAME_ERROR for truncated or overlong arguments, SYNTAX_ERROR for a malformed table or
+    name, and COMMAND_INVALID for an unknown method."""
     method = _METHODS.get(class_id << 16 | method_id)
     if method is None:
         raise ProtocolError(503, f"unknown method {class_id}.{method_id}", class_id, method_id)
@@ -90,17 +90,17 @@ def _decode(method: type[F], data: bytes) -> F:
         setattr(made, name, value)
         at += size
     if at != len(data):
-        raise ValueError(f"{len(data) - at} bytes too many")
+        raise ValueError(f"{len(data) - at} trailing bytes")
     return made
 
 
 def _sized(kind: str, data: bytes, at: int) -> tuple[Any, int]:
-    """(value, bytes used): a string or table with its size before it."""
+    """(value, bytes used) of a string or table, which starts with its size."""
     head = 1 if kind == "shortstr" else 4
     size = int.from_bytes(data[at : at + head], "big")
     raw = data[at + head : at + head + size]
     if len(data) < at + head or len(raw) != size:
-        raise ValueError(f"{kind} of {size} bytes runs past the frame")
+        raise ValueError(f"{kind} of {size} bytes exceeds the frame")
     if kind == "shortstr":
         return raw.decode(), head + size
     if kind == "longstr":
@@ -110,7 +110,7 @@ def _sized(kind: str, data: bytes, at: int) -> tuple[Any, int]:
 
 
 def frame(channel: int, method: type[Frame], **values: Any) -> bytes:
-    """A method frame. Arguments that are not given are empty, zero or false."""
+    """A method frame. Missing arguments are empty, zero or false."""
     payload = arguments(method, **values)
     return b"".join(
         (
@@ -148,7 +148,7 @@ def _encode(kind: str, value: Any) -> bytes:
         return encode_table(value or {})
     data = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else bytes(value or b"")
     if kind == "shortstr":
-        if len(data) > 255:  # texts of ours may quote names of others
+        if len(data) > 255:  # the broker's texts may quote long names
             data = data[:255].decode("utf-8", "ignore").encode()
         return bytes((len(data),)) + data
     return len(data).to_bytes(4, "big") + data
@@ -157,7 +157,7 @@ def _encode(kind: str, value: Any) -> bytes:
 def content_frames(
     channel: int, method: type[Frame], properties: bytes, body: bytes, frame_max: int, **values: Any
 ) -> bytes:
-    """A method with its message: deliver, get-ok or return."""
+    """The frames of a method with a message: deliver, get-ok or return."""
     end = bytes((FRAME_END,))
     parts = [
         frame(channel, method, **values),
@@ -174,7 +174,7 @@ def content_frames(
 
 
 def confirm(channel: int, tag: int, *, multiple: bool, positive: bool = True) -> bytes:
-    """basic.ack or basic.nack to a publisher, the frame that is sent most often."""
+    """basic.ack or basic.nack to a publisher. Packed directly, because it is the most frequent frame."""
     return _CONFIRM.pack(1, channel, 13, 60, 80 if positive else 120, tag, multiple, FRAME_END)
 
 

@@ -1,4 +1,4 @@
-"""The numbers of AMQP 0-9-1 that both sides of the wire need, and the one error of this layer."""
+"""The constants of AMQP 0-9-1, and the error for violations of the protocol."""
 
 from typing import Final
 
@@ -18,7 +18,7 @@ FRAME_MAX: Final = 131_072
 FRAME_MAX_BEFORE_TUNE: Final = 8_192
 FRAME_MIN: Final = 4_096
 CHANNEL_MAX: Final = 2_047
-MESSAGE_BYTES_MAX: Final = 15 * 1024 * 1024  # fits a batch of 16 MB with its key and properties
+MESSAGE_BYTES_MAX: Final = 15 * 1024 * 1024  # with key and properties it fits a batch of 16 MB
 
 CONTENT_TOO_LARGE: Final = 311
 NO_ROUTE: Final = 312
@@ -62,12 +62,12 @@ REPLY_NAMES: Final = {
 
 
 def frame_size(data: memoryview) -> int:
-    """Of the frame that begins here; for less than its first seven bytes, more than there is of it."""
+    """The size of the frame at the start of data. More than len(data) if the frame's header is incomplete."""
     return int.from_bytes(data[3:7], "big") + FRAME_OVERHEAD
 
 
 class ProtocolError(InvalidInput):
-    """The peer broke the protocol: the whole connection ends with this reply code."""
+    """The client violated the protocol: the connection is closed with this reply code."""
 
     def __init__(self, code: int, text: str, class_id: int = 0, method_id: int = 0) -> None:
         super().__init__(text)

@@ -7,11 +7,18 @@ from headrace.record.codec import BatchWriter
 from headrace.wire.amqp.tags import TagRing
 
 class Owner(Protocol):
-    def open_writer(self, target: Target, /) -> BatchWriter: ...
-    def seal(self) -> None: ...
+    """A queue as the scanner sees it: the one place where the wire layer calls the broker.
+
+    Called in the event loop's thread, in the order of the received bytes.
+    """
+
+    def open_writer(self, target: Target, /) -> BatchWriter:
+        """The writer of the queue's open batch. The scanner appends to it until the owner calls target.reset()."""
+    def seal(self) -> None:
+        """Closes the open batch, which has grown past SEAL_BYTES. The writer stays valid and starts a new batch."""
 
 class Events(Protocol):
-    """What the scanner calls, in the order of the bytes. True from a callback stops the scan after it."""
+    """Callbacks of the scanner, in the order of the received bytes. True from a callback stops the scan after it."""
 
     @property
     def topology_version(self) -> int: ...

@@ -1,10 +1,11 @@
-"""One pass over received bytes: frames in, publishes written straight into record batches, acks folded.
+"""Parses the bytes of an AMQP connection in one pass, appends publishes to record batches and collects acks.
 
-The common publish, to queues without a policy per message, becomes a record in the batch of each of
-its queues without a Python object: the route of the last publish is remembered and found again by
-comparing the whole method frame. Everything else is handed to Python: whole methods by on_method,
-whole messages by on_message. Every length is checked against the end of what it lies in, and a
-frame against the negotiated maximum before anything is kept of it.
+A publish to queues that need no decision per message becomes a record in the open batch of each queue, without a
+Python object: the target of the last publish is cached and found again by comparing the whole method frame.
+Everything else goes to Python: methods to Events.on_method, messages to Events.on_message. Every length is checked
+against the end of its container, and a frame against the negotiated maximum before any of it is kept.
+
+For speed the scanner calls the owners of a target (the broker's queues) directly; scan.pyi types that contract.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -21,6 +22,7 @@ from headrace.record.amqp.trace_headers cimport TRACES_MAX, Trace, find_traces
 from headrace.wire.amqp.tags cimport TagRing
 
 from headrace.errors import BatchTooLarge
+from headrace.record.layout import SEAL_BYTES
 from headrace.wire.amqp.protocol import MESSAGE_BYTES_MAX, ProtocolError
 
 cdef enum:
@@ -48,14 +50,14 @@ cdef enum:
     BIT_MANDATORY = 1
     BIT_IMMEDIATE = 2
 
-    SEAL_AT = 1 << 20           # a batch past this is closed, so that one flush never becomes one huge batch
     ROUTES_MAX = 10_000
 
 cdef uint64_t BODY_MAX = MESSAGE_BYTES_MAX
+cdef Py_ssize_t SEAL_SIZE = SEAL_BYTES
 
 
 cdef out_of_step(int state):
-    """What a frame that is not the one expected is told, in RabbitMQ's words."""
+    """The error for a frame that is not the expected one. The texts are RabbitMQ's."""
     if state == WANTS_HEADER:
         text = "expected content header for class 60, got non content header frame instead"
     elif state == WANTS_BODY:
@@ -66,10 +68,11 @@ cdef out_of_step(int state):
 
 
 cdef class Target:
-    """Where a publish goes: its queues, and whether each message needs a decision in Python.
+    """The queues of a publish. `slow` if each message needs a decision in Python.
 
-    An owner is a queue with open_writer(target) and seal(). Writers are fetched once per flush:
-    whoever flushes a queue calls reset on the targets that it was opened for.
+    The owners are the queues; see Owner in scan.pyi. open_writer(target) is called once per flush and registers the
+    target with the owner, which calls target.reset() when it takes the batch out of the writer. seal() closes a batch
+    that has grown large; the writer stays the same.
     """
 
     def __init__(self, owners, bint slow, bint durable):
@@ -87,7 +90,7 @@ cdef class Target:
 
 
 cdef class Runs:
-    """Where the publishes of a channel went that are answered together: runs of them to the same target."""
+    """The targets of publishes that are confirmed together, as runs of publishes with the same target."""
 
     def __cinit__(self):
         self.targets = []
@@ -111,7 +114,8 @@ cdef class Runs:
         return 0
 
     def ends(self, uint64_t sequence):
-        """[(last of a run, its target)] up to sequence, the last of all. A target is None where it was not said."""
+        """[(last sequence number of a run, its target)]; the last run ends at sequence. A target is None if went_to was
+        not called for the publish."""
         cdef Py_ssize_t i, count = len(self.targets)
         return [
             (self.firsts[i + 1] - 1 if i + 1 < count else sequence, self.targets[i]) for i in range(count)
@@ -119,7 +123,7 @@ cdef class Runs:
 
 
 cdef class ChannelState:
-    """What the scanner knows of one channel; listeners set the public fields."""
+    """The scanner's state of one channel. The listener sets the public fields."""
 
     def __init__(self, int number):
         self.number = number
@@ -133,7 +137,7 @@ cdef class ChannelState:
         cdef Py_ssize_t wanted
         cdef void* grown
         if self.body_used + size > self.body_capacity:
-            # Grow with what has arrived, never to what was announced: a header alone costs nothing.
+            # Grow with the bytes received, never to the announced size: a header alone must not allocate memory.
             wanted = max(self.body_used + size, self.body_capacity * 2)
             grown = realloc(self.body, wanted)
             if grown == NULL:
@@ -146,7 +150,7 @@ cdef class ChannelState:
 
     @property
     def confirms(self):
-        """Whether somebody asks where publishes went."""
+        """Whether the targets of publishes are recorded."""
         return self.runs is not None
 
     @confirms.setter
@@ -154,18 +158,18 @@ cdef class ChannelState:
         self.runs = Runs() if value else None
 
     def went_to(self, Target target not None):
-        """The publish that is in Python's hands: where that took it."""
+        """Records the target of the publish that on_message handles."""
         if self.runs is not None and self.runs.targets:
             self.runs.targets[len(self.runs.targets) - 1] = self.runs.last = target
 
     def take_runs(self):
-        """Of what was published since the last call."""
+        """The runs of the publishes since the last call."""
         cdef Runs runs = self.runs
         self.runs = Runs()
         return runs
 
     def drop_content(self):
-        """Forgets a half-received message."""
+        """Drops a partly received message."""
         self.state = IDLE
         self.method = None
         self.properties = None
@@ -183,7 +187,8 @@ cdef class ChannelState:
 
 
 cdef class Scanner:
-    """The receiving half of one connection. events is the connection: see scan.pyi for what it must have."""
+    """The receiving half of one connection. `events` receives everything the scanner does not handle itself; see
+    Events in scan.pyi."""
 
     def __init__(self, events, uint32_t frame_max):
         self.events = events
@@ -222,7 +227,7 @@ cdef class Scanner:
         return 0
 
     def feed(self, const uint8_t[::1] data not None, int64_t now_ms):
-        """How many bytes were used. Stops early when on_method or on_message answers True."""
+        """Returns the number of bytes used. Stops early when on_method or on_message returns True."""
         cdef const uint8_t* start
         cdef const uint8_t* p
         cdef const uint8_t* end
@@ -238,11 +243,11 @@ cdef class Scanner:
         end = p + data.shape[0]
         while end - p >= 7:
             size = get32(p + 3)
-            # Some clients (AMQPStorm) fill frame_max with the payload alone. The 8 bytes around it are forgiven, as
-            # RabbitMQ does, or none of their large messages would ever come in.
+            # Compare the payload without its 8 bytes of framing, as RabbitMQ does: some clients (AMQPStorm) fill
+            # frame_max with the payload alone, and none of their large messages would be accepted.
             if size > self.frame_max:
                 raise ProtocolError(
-                    FRAME_ERROR, f"frame of {<uint64_t>size + 8} bytes is over frame_max {self.frame_max}")
+                    FRAME_ERROR, f"frame of {<uint64_t>size + 8} bytes exceeds frame_max {self.frame_max}")
             if end - p < <Py_ssize_t>size + 8:
                 break
             payload = p + 7
@@ -261,7 +266,7 @@ cdef class Scanner:
             elif p[0] == FRAME_HEARTBEAT:
                 p = payload + size + 1
                 if size != 0:
-                    raise ProtocolError(FRAME_ERROR, "a heartbeat is empty")
+                    raise ProtocolError(FRAME_ERROR, "heartbeat frame with a payload")
                 if number != 0:
                     raise ProtocolError(UNEXPECTED_FRAME, "type 8, all octets = <<>>")
                 stop = False
@@ -285,7 +290,7 @@ cdef class Scanner:
                 if class_id != CLASS_CHANNEL or method_id not in (
                     METHOD_CHANNEL_OPEN, METHOD_CHANNEL_CLOSE, METHOD_CHANNEL_CLOSE_OK
                 ):
-                    return False        # sent before the peer learned that the channel is closed
+                    return False        # sent before the client received channel.close
             elif channel.state != IDLE:
                 raise out_of_step(channel.state)
             elif class_id == CLASS_BASIC:
@@ -293,7 +298,7 @@ cdef class Scanner:
                     return self.on_publish(channel, p, size)
                 if method_id == METHOD_ACK and channel.fast_acks:
                     if size != 13:
-                        raise ProtocolError(FRAME_ERROR, "basic.ack of a wrong size", class_id, method_id)
+                        raise ProtocolError(FRAME_ERROR, "basic.ack has the wrong size", class_id, method_id)
                     if channel.tags.ack(get64(p + 4), p[12] & 1) != 0:
                         return self.events.on_unknown_tag(channel, get64(p + 4))
                     if not channel.acked:
@@ -313,20 +318,20 @@ cdef class Scanner:
             channel.state = WANTS_HEADER
             return False
         if size < 9:
-            raise ProtocolError(FRAME_ERROR, "basic.publish cut short", CLASS_BASIC, METHOD_PUBLISH)
+            raise ProtocolError(FRAME_ERROR, "basic.publish is truncated", CLASS_BASIC, METHOD_PUBLISH)
         exchange_size = p[6]
         if <Py_ssize_t>size < 9 + exchange_size:
-            raise ProtocolError(FRAME_ERROR, "basic.publish cut short", CLASS_BASIC, METHOD_PUBLISH)
+            raise ProtocolError(FRAME_ERROR, "basic.publish is truncated", CLASS_BASIC, METHOD_PUBLISH)
         key_size = p[7 + exchange_size]
         if <Py_ssize_t>size != 9 + exchange_size + key_size:
-            raise ProtocolError(FRAME_ERROR, "basic.publish of a wrong size", CLASS_BASIC, METHOD_PUBLISH)
+            raise ProtocolError(FRAME_ERROR, "basic.publish has the wrong size", CLASS_BASIC, METHOD_PUBLISH)
         method = PyBytes_FromStringAndSize(<const char*>p, size)
         found = self.routes.get(method)
         if found is None:
             found = self.events.on_route(channel, method[7:7 + exchange_size],
                                          method[8 + exchange_size:8 + exchange_size + key_size], p[size - 1])
             if found is None:
-                return False            # the channel is closing: its content is dropped
+                return False            # the channel is closing; the content frames are ignored
             if len(self.routes) >= ROUTES_MAX:
                 self.routes.clear()
             self.routes[method] = found
@@ -349,9 +354,9 @@ cdef class Scanner:
         if channel.state != WANTS_HEADER:
             raise out_of_step(channel.state)
         if size < 14:
-            raise ProtocolError(FRAME_ERROR, "content header cut short")
+            raise ProtocolError(FRAME_ERROR, "content header is truncated")
         if get16(p + 2) != 0:
-            raise out_of_step(WANTS_HEADER)     # a weight: to RabbitMQ that is no content header
+            raise out_of_step(WANTS_HEADER)     # a weight: RabbitMQ does not accept this as a content header
         if get16(p) != CLASS_BASIC:
             raise ProtocolError(
                 UNEXPECTED_FRAME, f"expected content header for class 60, got one for class {get16(p)} instead",
@@ -367,7 +372,7 @@ cdef class Scanner:
         channel.body_left = body_size
         if body_size == 0:
             return self.on_content(channel, p + 12, size - 12, p, 0)
-        # Most bodies come whole in the next frame: then these bytes are copied once more, but only these.
+        # Most bodies arrive whole in the next frame: then only the properties are copied twice.
         channel.properties = PyBytes_FromStringAndSize(<const char*>p + 12, size - 12)
         channel.state = WANTS_BODY
         return False
@@ -383,7 +388,7 @@ cdef class Scanner:
         if channel.state != WANTS_BODY:
             raise out_of_step(channel.state)
         if size > channel.body_left:
-            raise ProtocolError(UNEXPECTED_FRAME, "content body is longer than its header said")
+            raise ProtocolError(UNEXPECTED_FRAME, "content body is longer than announced in its header")
         properties = channel.properties
         channel.body_left -= size
         if channel.body_left == 0 and channel.body_used == 0:
@@ -464,7 +469,7 @@ cdef class Scanner:
             target.open()
         for i in range(len(target.writers)):
             writer = <BatchWriter>target.writers[i]
-            if writer._used > SEAL_AT:
+            if writer._used > SEAL_SIZE:
                 target.owners[i].seal()
             if writer.append_raw(
                 p + 8 + exchange_size, key_size, body, body_size, self.head, after - self.head, 2 + traced, self.now_ms
@@ -473,7 +478,7 @@ cdef class Scanner:
         return 0
 
     def take_published(self):
-        """The channels that published since the last call, each once."""
+        """The channels with publishes since the last call."""
         cdef ChannelState channel
         cdef list out = self.published
         if out:
@@ -483,7 +488,7 @@ cdef class Scanner:
         return out
 
     def take_acked(self):
-        """The channels whose rings hold acks since the last call, each once."""
+        """The channels with acks since the last call."""
         cdef ChannelState channel
         cdef list out = self.acked
         if out:

@@ -42,4 +42,4 @@ cdef class TagRing:
     cdef void settle_slot(self, Slot* slot) noexcept
     cdef void trim(self) noexcept
     cdef int make_room(self) except -1
-    cdef int set_aside(self, Py_ssize_t live) except -1
+    cdef int move_to_held(self, Py_ssize_t live) except -1

@@ -1,22 +1,22 @@
-"""The delivery tags of one channel: which source and offset each outstanding tag stands for.
+"""The delivery tags of one channel: maps each unacknowledged tag to its source and offset.
 
-Tags of a channel count up from one and most acks come in order, so the tags are a ring: the slot
-of a tag is its number modulo the capacity. Where a few tags stay while those behind them come and go,
-they are held aside: the ring would grow with every delivery behind them. Acks are folded into ranges of offsets per source on
-the way, so that a thousand acks in one read become one settled range. A source is a small number
-that the channel gives out: one per consumer, or per queue read with basic.get.
+Tags count up from one and most acks come in order, so the tags are a ring: the slot of a tag is its number modulo
+the capacity. A few tags that stay unacknowledged while later ones come and go move to a sorted array (`held`), because
+the ring would otherwise grow with every delivery after them. Acks are merged into ranges of offsets per source, so
+that a thousand acks in one read become one settled range. A source is a small number that the channel assigns: one
+per consumer, or per queue read with basic.get.
 """
 
 from libc.stdlib cimport free, realloc
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 cdef enum:
-    SETTLED = -1        # the source of a slot whose tag is done
+    SETTLED = -1        # the source of a slot whose tag is acknowledged
     UNKNOWN = -1
     RING_MIN = 16
-    RING_SPARSE = 1024  # up to here a ring just grows
-    KEPT_MAX = 4096     # more slots than this are given back when none is used
-    FOLD_BACK = 8       # how many ranges back an ack looks for one to extend: consumers that take turns
+    RING_SPARSE = 1024  # a ring up to this size grows without a look at its slots
+    KEPT_MAX = 4096     # a larger array is freed when it is empty
+    FOLD_BACK = 8       # ranges an ack searches for one to extend: acks of several consumers alternate
 
 
 cdef class TagRing:
@@ -35,7 +35,7 @@ cdef class TagRing:
                 + self.sources_capacity * sizeof(int64_t) + self.folded_capacity * sizeof(Folded))
 
     def add_source(self):
-        """A new source, as a number."""
+        """Assigns the number of a new source."""
         cdef Py_ssize_t wanted
         cdef void* grown
         if self.sources == self.sources_capacity:
@@ -50,7 +50,7 @@ cdef class TagRing:
         return self.sources - 1
 
     def in_flight(self, Py_ssize_t source):
-        """How many tags of this source wait for an ack."""
+        """The number of unacknowledged tags of this source."""
         if not 0 <= source < self.sources:
             raise IndexError(source)
         return self.counts[source]
@@ -61,7 +61,7 @@ cdef class TagRing:
 
     @property
     def oldest_tag(self):
-        """The lowest tag that waits for an ack, or the next one when none does."""
+        """The lowest unacknowledged tag, or the next tag if there is none."""
         return self.held[self.held_first].tag if self.held_first < self.held_end else self.base
 
     @property
@@ -69,13 +69,13 @@ cdef class TagRing:
         return self.next
 
     def add(self, int32_t source, int64_t offset):
-        """Gives out the next tag; source -1 is a delivery that needs no ack."""
+        """Assigns the next tag; source -1 is a delivery that needs no ack."""
         if source >= self.sources:
             raise IndexError(source)
         return self.push(source, offset)
 
     cdef int make_room(self) except -1:
-        """In a ring that is full: another one, twice as large, unless most of its tags are done."""
+        """Makes room in a full ring: doubles it, or moves its tags to `held` if most of them are acknowledged."""
         cdef Py_ssize_t wanted = max(RING_MIN, self.capacity * 2), live = 0
         cdef Slot* slots
         cdef uint64_t tag
@@ -83,7 +83,7 @@ cdef class TagRing:
             for tag in range(self.base, self.next):
                 live += self.slots[tag & (self.capacity - 1)].source != SETTLED
             if live * 4 <= self.capacity:
-                return self.set_aside(live)
+                return self.move_to_held(live)
         slots = <Slot*>realloc(NULL, wanted * sizeof(Slot))
         if slots == NULL:
             raise MemoryError
@@ -94,8 +94,8 @@ cdef class TagRing:
         self.capacity = wanted
         return 0
 
-    cdef int set_aside(self, Py_ssize_t live) except -1:
-        """Move what still waits, so many, out of the ring, which is empty then."""
+    cdef int move_to_held(self, Py_ssize_t live) except -1:
+        """Moves the `live` unacknowledged tags from the ring to `held`. The ring is empty afterwards."""
         cdef Py_ssize_t i, kept = 0
         cdef void* grown
         cdef Slot* slot
@@ -106,7 +106,7 @@ cdef class TagRing:
                     self.held[kept] = self.held[i]
                     kept += 1
             self.held_first, self.held_end = 0, kept
-            if (kept + live) * 2 > self.held_capacity:      # or this walk would come again too soon
+            if (kept + live) * 2 > self.held_capacity:      # else the next call would have to walk the array again soon
                 grown = realloc(self.held, (kept + live) * 2 * sizeof(Held))
                 if grown == NULL:
                     raise MemoryError
@@ -124,7 +124,7 @@ cdef class TagRing:
     cdef uint64_t push(self, int32_t source, int64_t offset) except 0:
         cdef uint64_t tag = self.next
         cdef Slot* slot
-        if source < 0 and self.base == tag:     # nothing outstanding: a tag without ack leaves no trace
+        if source < 0 and self.base == tag:     # the ring is empty: a tag that needs no ack takes no slot
             self.base = self.next = tag + 1
             return tag
         if <Py_ssize_t>(tag - self.base) == self.capacity:
@@ -148,7 +148,7 @@ cdef class TagRing:
             self.held_first += 1
         while self.base < self.next and self.slots[self.base & (self.capacity - 1)].source == SETTLED:
             self.base += 1
-        # A burst's room is not kept for ever.
+        # Free the memory of a burst.
         if self.base == self.next and self.capacity > KEPT_MAX:
             free(self.slots)
             self.slots = NULL
@@ -159,7 +159,7 @@ cdef class TagRing:
             self.held_first = self.held_end = self.held_capacity = 0
 
     cdef Py_ssize_t held_until(self, uint64_t tag) noexcept:
-        """Where those that are held up to this tag end."""
+        """The end index of the held tags up to this tag."""
         cdef Py_ssize_t low = self.held_first, high = self.held_end, middle
         while low < high:
             middle = (low + high) >> 1
@@ -170,7 +170,7 @@ cdef class TagRing:
         return low
 
     cdef Slot* find(self, uint64_t tag) noexcept:
-        """NULL for a tag that is not outstanding."""
+        """NULL if the tag is not outstanding."""
         cdef Slot* slot
         cdef Py_ssize_t i
         if tag >= self.base:
@@ -216,7 +216,7 @@ cdef class TagRing:
         return 0
 
     cdef int ack(self, uint64_t tag, bint multiple) except -2:
-        """0, or UNKNOWN when the tag is not outstanding. Tag 0 with multiple means all of them."""
+        """0, or UNKNOWN if the tag is not outstanding. Tag 0 with multiple means all tags."""
         cdef uint64_t t
         cdef Py_ssize_t i
         cdef Slot* slot
@@ -239,11 +239,11 @@ cdef class TagRing:
         return 0
 
     def settle(self, uint64_t tag, bint multiple):
-        """Acks from Python; False when the tag is not outstanding."""
+        """Acks from Python; False if the tag is not outstanding."""
         return self.ack(tag, multiple) == 0
 
     def acked(self):
-        """What was acked since the last call: (source, first offset, offset after the last)."""
+        """The ranges acked since the last call: (source, start, end)."""
         cdef Py_ssize_t i
         cdef list out = [
             (self.folded[i].source, self.folded[i].start, self.folded[i].end) for i in range(self.folded_count)
@@ -285,7 +285,7 @@ cdef class TagRing:
         return out
 
     def peek(self, uint64_t tag, bint multiple):
-        """The tags that an ack of this tag would cover: for transactions, which settle later."""
+        """The tags that an ack of this tag would cover, or None if it is unknown. Transactions settle them later."""
         cdef uint64_t t
         cdef Py_ssize_t i
         if tag == 0 and multiple:

@@ -1,8 +1,7 @@
-"""Where connections of a listener with TLS wait until their handshake is done.
+"""Accepts TLS connections and passes them to the listener when their handshake is done.
 
-The listener does not know them before: they are none of its connections, but there are never more of both together than
-it takes. A handshake has a few seconds from the first moment, and whatever goes wrong in it is a line in the log and
-a number, and nobody else's business.
+Handshaking connections are not counted as the listener's, but both together never exceed its limit. A handshake must
+end within HANDSHAKE_TIMEOUT_S; a failure is logged and counted.
 """
 
 import asyncio
@@ -15,38 +14,40 @@ from collections.abc import AsyncIterator, Callable
 from headrace.broker.metrics.counters import ListenerStats
 from headrace.listeners.common.addresses import source_of
 from headrace.listeners.common.per_source_limit import PerSourceLimit
-from headrace.listeners.common.tls.alerts import arriving
+from headrace.listeners.common.tls.alerts import handshaking
 from headrace.listeners.common.tls.certificate import Tls
 
 logger = logging.getLogger("headrace.tls")
 
 HANDSHAKE_TIMEOUT_S = 5.0
-LOOKS = 5  # in that time
-SHUTDOWN_TIMEOUT_S = 5.0  # for a client to say good-bye, too, and to read what was written before
-ARRIVING_MAX = 2000  # at a time; the others wait in the kernel, where they cost next to nothing
-ACCEPTS_MAX = 100  # in one go, so that those who are inside get their turn
-ACCEPT_REST_S = 1.0  # when there are no files left for more
-LINES_MAX, LINES_INTERVAL_S = 20, 10.0  # nobody fills the disk with our log by knocking; all are counted
-TLS_HANDSHAKE = b"\x16"  # the first byte of whoever speaks TLS
+TIMEOUT_CHECKS = 5  # within that time
+SHUTDOWN_TIMEOUT_S = 5.0  # for a client to read the pending output and to close its side
+HANDSHAKES_MAX = 2000  # handshakes at a time; the others wait in the kernel at almost no cost
+ACCEPTS_MAX = 100  # per event-loop iteration, so that open connections are served too
+ACCEPT_REST_S = 1.0  # when there are too many open files
+LINES_MAX, LINES_INTERVAL_S = (
+    20,
+    10.0,
+)  # a limit on log lines, so that failing clients cannot fill the disk; all are counted
+TLS_HANDSHAKE = b"\x16"  # the first byte of a TLS connection
 PLAIN_BYTES_MAX = 64 * 1024
 
-NO_TLS = "it does not speak TLS"
+NO_TLS = "the client does not use TLS"
 REASONS = {
     "HTTP_REQUEST": NO_TLS,
     "WRONG_VERSION_NUMBER": NO_TLS,
-    "UNSUPPORTED_PROTOCOL": "it speaks no version of TLS newer than 1.1",
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate",
-    "TLSV1_ALERT_UNKNOWN_CA": "it does not trust our certificate",
-    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "it does not trust our certificate",
-    "SSLV3_ALERT_BAD_CERTIFICATE": "it does not trust our certificate",
-    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it says that our certificate has expired",
+    "UNSUPPORTED_PROTOCOL": "the client does not support TLS 1.2 or newer",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the client sent no certificate",
+    "TLSV1_ALERT_UNKNOWN_CA": "the client does not trust the broker's certificate",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the client does not trust the broker's certificate",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "the client does not trust the broker's certificate",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the client reports that the broker's certificate has expired",
 }
 
 
 class TlsAcceptor:
-    """Of one listener. `room` is how many more connections the listener would take; `plain_answer` is what somebody
-    hears who
-    does not speak TLS, if there are words for it."""
+    """Accepts for one listener. `room` returns how many more connections the listener would accept. `plain_answer` is
+    sent to clients that do not use TLS."""
 
     def __init__(
         self, listener: str, tls: Tls, stats: ListenerStats, room: Callable[[], int], plain_answer: bytes = b""
@@ -58,11 +59,11 @@ class TlsAcceptor:
         self._plain_answer = plain_answer
         self._factory: Callable[[], asyncio.BaseProtocol]
         self._sockets: list[socket.socket] = []
-        self._arriving: dict[asyncio.Task[None], str] = {}  # and where it comes from
-        self._crowd: PerSourceLimit[asyncio.Task[None]] = PerSourceLimit(lambda: min(ARRIVING_MAX, room()))
+        self._handshakes: dict[asyncio.Task[None], str] = {}  # task of a handshake: its source
+        self._per_source: PerSourceLimit[asyncio.Task[None]] = PerSourceLimit(lambda: min(HANDSHAKES_MAX, room()))
         self._is_listening = False
         self._rest: asyncio.TimerHandle | None = None
-        self._lines = 0  # in the log, or left out of it
+        self._lines = 0  # in this interval, logged or not
         self._lines_since = 0.0
         self._loop = asyncio.get_running_loop()
 
@@ -71,14 +72,14 @@ class TlsAcceptor:
         self._listen()
 
     def close(self) -> None:
-        """Stops accepting; who has not arrived yet is sent away, who has lives on."""
+        """Stops accepting and cancels handshakes. Connections whose handshake is done stay open."""
         self._pause()
         if self._rest is not None:
             self._rest.cancel()
         for sock in self._sockets:
             sock.close()
         self._sockets = []
-        for task in self._arriving:
+        for task in self._handshakes:
             task.cancel()
 
     def _listen(self) -> None:
@@ -96,29 +97,29 @@ class TlsAcceptor:
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(ACCEPTS_MAX):
-            if len(self._arriving) >= ARRIVING_MAX:
-                self._pause()  # until somebody has arrived, see _arrived
+            if len(self._handshakes) >= HANDSHAKES_MAX:
+                self._pause()  # until a handshake has ended, see _ended
                 return
             try:
                 sock, peer = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # too many open files, most likely: no reason to spin
+            except OSError as error:  # probably too many open files: do not spin
                 logger.error("the %s listener cannot accept: %s", self._listener, error.strerror)
                 self._pause()
                 self._rest = self._loop.call_later(ACCEPT_REST_S, self._listen)
                 return
-            if len(self._arriving) >= self._room():
+            if len(self._handshakes) >= self._room():
                 self._refused()
                 sock.close()
                 continue
             sock.setblocking(False)
-            task = self._loop.create_task(self._let_in(sock, _spell(*peer[:2])))
-            source = self._arriving[task] = source_of(peer[0])
-            task.add_done_callback(self._arrived)
-            first = self._crowd.enter(source, task)
+            task = self._loop.create_task(self._handshake(sock, _address_text(*peer[:2])))
+            source = self._handshakes[task] = source_of(peer[0])
+            task.add_done_callback(self._ended)
+            first = self._per_source.enter(source, task)
             if first is not None:
-                self._crowd.leave(source, first)
+                self._per_source.leave(source, first)
                 self._refused()
                 first.cancel()
 
@@ -126,19 +127,19 @@ class TlsAcceptor:
         self._stats.connections_total += 1
         self._stats.count("connections_refused")
 
-    def _arrived(self, task: asyncio.Task[None]) -> None:
-        self._crowd.leave(self._arriving.pop(task), task)
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._per_source.leave(self._handshakes.pop(task), task)
         if self._rest is None:
             self._listen()
 
-    async def _let_in(self, sock: socket.socket, peer: str) -> None:
+    async def _handshake(self, sock: socket.socket, peer: str) -> None:
         try:
-            async with _patience(HANDSHAKE_TIMEOUT_S):
+            async with _handshake_timeout(HANDSHAKE_TIMEOUT_S):
                 first = await self._first_byte(sock)
                 if first == TLS_HANDSHAKE:
-                    await self._shake_hands(sock)
+                    await self._upgrade(sock)
                 else:
-                    self._send_away(sock)
+                    self._reply_plain(sock)
         except OSError as error:
             sock.close()
             self._failed(peer, _reason(error))
@@ -146,30 +147,32 @@ class TlsAcceptor:
             sock.close()
             raise
         else:
-            if first not in (TLS_HANDSHAKE, b""):  # nothing: it only looked whether we listen, as load balancers do
+            if first not in (TLS_HANDSHAKE, b""):  # b"": a health check of a load balancer, which only connects
                 self._failed(peer, NO_TLS)
 
     async def _first_byte(self, sock: socket.socket) -> bytes:
-        """Left where it is, for the handshake to find it. Nothing at all: it has hung up."""
-        has_come = asyncio.Event()
-        self._loop.add_reader(sock, has_come.set)
+        """Peeks at the first byte, which the handshake reads again. b"" if the client has disconnected."""
+        is_readable = asyncio.Event()
+        self._loop.add_reader(sock, is_readable.set)
         try:
-            await has_come.wait()
+            await is_readable.wait()
         finally:
             self._loop.remove_reader(sock)
         return sock.recv(1, socket.MSG_PEEK)
 
-    async def _shake_hands(self, sock: socket.socket) -> None:
-        """The listener hears of the connection as the last step."""
-        arriving.set(sock)  # in this task only
+    async def _upgrade(self, sock: socket.socket) -> None:
+        """Runs the handshake. Its last step creates the listener's protocol."""
+        handshaking.set(sock)  # in this task only
         await self._loop.connect_accepted_socket(
             self._factory, sock, ssl=self._tls.context(), ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S
         )
 
-    def _send_away(self, sock: socket.socket) -> None:
+    def _reply_plain(self, sock: socket.socket) -> None:
         with contextlib.suppress(OSError):
             if self._plain_answer:
-                sock.recv(PLAIN_BYTES_MAX)  # closing on unread bytes would take the answer away again
+                sock.recv(
+                    PLAIN_BYTES_MAX
+                )  # closing with unread bytes would reset the connection and discard the answer
                 sock.send(self._plain_answer)
         sock.close()
 
@@ -179,30 +182,32 @@ class TlsAcceptor:
         if now - self._lines_since >= LINES_INTERVAL_S:
             if self._lines > LINES_MAX:
                 logger.info(
-                    "%d more without TLS at the %s listener before that", self._lines - LINES_MAX, self._listener
+                    "%d more failed TLS handshakes at the %s listener before that",
+                    self._lines - LINES_MAX,
+                    self._listener,
                 )
             self._lines_since, self._lines = now, 0
         self._lines += 1
         if self._lines <= LINES_MAX:
-            logger.info("%s: no TLS connection to the %s listener: %s", peer, self._listener, reason)
+            logger.info("%s: TLS handshake with the %s listener failed: %s", peer, self._listener, reason)
 
 
 @contextlib.asynccontextmanager
-async def _patience(seconds: float) -> AsyncIterator[None]:
-    """As asyncio.timeout, but looked at several times: after a pause of ours one look proves nothing, for what the
-    client has sent meanwhile lies unread in its socket."""
+async def _handshake_timeout(seconds: float) -> AsyncIterator[None]:
+    """Like asyncio.timeout, but expires only after several checks: after the broker itself was suspended, bytes of the
+    client may still be unread in the socket when the timer fires."""
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle | None = None
 
-    def look(left: int) -> None:
+    def check(left: int) -> None:
         nonlocal timer
         if left:
-            timer = loop.call_later(seconds / LOOKS, look, left - 1)
+            timer = loop.call_later(seconds / TIMEOUT_CHECKS, check, left - 1)
         else:
             waiting.reschedule(loop.time())
 
     async with asyncio.timeout(None) as waiting:
-        look(LOOKS)
+        check(TIMEOUT_CHECKS)
         try:
             yield
         finally:
@@ -212,13 +217,13 @@ async def _patience(seconds: float) -> AsyncIterator[None]:
 
 def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not taken: {error.verify_message}"
+        return f"the client's certificate was rejected: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason:
         return REASONS.get(error.reason, error.reason.replace("_", " ").lower())
     if isinstance(error, TimeoutError):
         return f"the handshake took more than {HANDSHAKE_TIMEOUT_S:g} seconds"
-    return "it hung up in the middle of the handshake"
+    return "the client disconnected during the handshake"
 
 
-def _spell(host: str, port: int) -> str:
+def _address_text(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,8 +1,7 @@
-"""Tells a client why its handshake failed, which the event loops forget.
+"""Sends the TLS alert of a failed handshake, which asyncio and uvloop omit.
 
-TLS has words for it, such as `certificate required`, and OpenSSL has written them down when a handshake fails: into
-the buffer of what is to be sent. uvloop and asyncio close the connection without sending it, so that the client only
-sees a connection that ends, and its owner looks in the wrong place.
+OpenSSL writes an alert such as `certificate required` to the output buffer when a handshake fails. uvloop and asyncio
+close the connection without sending the buffer, so that the client does not learn the reason.
 """
 
 import contextlib
@@ -11,12 +10,12 @@ import ssl
 from contextvars import ContextVar
 from typing import Any
 
-# Of the handshake that begins in this context: the loops make the rest, and hand nothing through.
-arriving: ContextVar[socket.socket | None] = ContextVar("arriving", default=None)
+# The socket of the handshake in this context: the event loop offers no way to pass it to the SSLObject.
+handshaking: ContextVar[socket.socket | None] = ContextVar("handshaking", default=None)
 
 
-class TalkingObject(ssl.SSLObject):
-    last_words: tuple[ssl.MemoryBIO, socket.socket] | None = None
+class AlertingObject(ssl.SSLObject):
+    pending_alert: tuple[ssl.MemoryBIO, socket.socket] | None = None
 
     def do_handshake(self) -> None:
         try:
@@ -24,20 +23,20 @@ class TalkingObject(ssl.SSLObject):
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except ssl.SSLError:
-            if self.last_words is not None:
-                outgoing, sock = self.last_words
+            if self.pending_alert is not None:
+                outgoing, sock = self.pending_alert
                 with contextlib.suppress(OSError):
                     sock.send(outgoing.read())
             raise
-        self.last_words = None
+        self.pending_alert = None
 
 
-class TalkingContext(ssl.SSLContext):
-    sslobject_class = TalkingObject
+class AlertingContext(ssl.SSLContext):
+    sslobject_class = AlertingObject
 
     def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *more: Any, **named: Any) -> ssl.SSLObject:
         made = super().wrap_bio(incoming, outgoing, *more, **named)
-        sock = arriving.get()
-        if sock is not None and isinstance(made, TalkingObject):
-            made.last_words = (outgoing, sock)
+        sock = handshaking.get()
+        if sock is not None and isinstance(made, AlertingObject):
+            made.pending_alert = (outgoing, sock)
         return made
