@@ -1,4 +1,4 @@
-"""The architecture of docs/architecture.md as a test: imports point down, and other rules that prose would not enforce."""
+"""The architecture of docs/architecture.md as a test: imports point down, and other rules that prose cannot enforce."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Settings: one declaration each, four places to set them, one sentence when they are wrong."""
+"""Settings: declaration, sources and their precedence, and error messages."""
 
 import re
 from pathlib import Path
@@ -32,14 +32,14 @@ from headrace.log.settings import LogSettings, StreamSettings
 MB = 1024 * 1024
 
 
-def test_every_field_has_exactly_one_setting_and_the_other_way_round() -> None:
+def test_fields_and_settings_correspond_one_to_one() -> None:
     fields = [f for f in Config.__struct_fields__ if f not in {"log", "stream", "origins"}]
     fields += [f"log.{f}" for f in LogSettings.__struct_fields__]
     fields += [f"stream.{f}" for f in StreamSettings.__struct_fields__]
     assert sorted(setting.path or setting.name for setting in SETTINGS) == sorted(fields)
 
 
-def test_every_setting_is_read_by_somebody_or_says_that_it_is_not() -> None:
+def test_every_setting_is_used() -> None:
     source = Path(config.__file__).parent.parent
     sources = [*source.rglob("*.py"), *source.rglob("*.pyx")]
     readers = [p for p in sources if p.parent.name != "config" and p.name != "settings.py"]
@@ -47,7 +47,7 @@ def test_every_setting_is_read_by_somebody_or_says_that_it_is_not() -> None:
     fields = {setting.name: (setting.path or setting.name).rpartition(".")[2] for setting in SETTINGS}
     unread = {name for name, attribute in fields.items() if not re.search(rf"\.{attribute}\b", text)}
     said = {setting.name for setting in SETTINGS if "Not in force yet" in setting.help}
-    assert unread == said | {"profile"}  # which is nothing but what it sets
+    assert unread == said | {"profile"}  # only used by config itself
 
 
 def test_no_two_settings_share_a_spelling() -> None:
@@ -75,7 +75,7 @@ def test_a_default_survives_being_written_and_read(setting: Setting) -> None:
         (" 7b ", 7),
     ],
 )
-def test_sizes_are_read_as_people_write_them(text: str, size_bytes: int) -> None:
+def test_sizes_are_parsed(text: str, size_bytes: int) -> None:
     assert parse_size(text) == size_bytes
 
 
@@ -90,12 +90,12 @@ def test_sizes_are_read_as_people_write_them(text: str, size_bytes: int) -> None
         ("2min", 120_000),
     ],
 )
-def test_durations_are_read_as_people_write_them(text: str, duration_ms: int) -> None:
+def test_durations_are_parsed(text: str, duration_ms: int) -> None:
     assert parse_duration(text) == duration_ms
 
 
 @given(st.integers(0, 2**60))
-def test_formatting_loses_nothing(number: int) -> None:
+def test_formatted_values_parse_to_the_same_value(number: int) -> None:
     assert parse_size(format_size(number)) == number
     assert parse_duration(format_duration(number)) == number
 
@@ -113,18 +113,18 @@ def test_formatting_loses_nothing(number: int) -> None:
         ("10.0.0.1:0", Address("10.0.0.1", 0)),
     ],
 )
-def test_addresses_are_read_as_people_write_them(text: str, address: Address) -> None:
+def test_addresses_are_parsed(text: str, address: Address) -> None:
     assert parse_address(text, 1234) == address
     assert parse_address(str(address), 1) == address
 
 
 @pytest.mark.parametrize("text", ["", "a:b", "localhost:65536", "::1", "a:1:2", "http://x:1"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"address|port"):
         parse_address(text, 1)
 
 
-def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(tmp_path: Path) -> None:
+def test_precedence_is_flag_environment_file_default(tmp_path: Path) -> None:
     file = tmp_path / "headrace.toml"
     file.write_text('segment_size = "1MB"\nindex-interval = 8192\nhttp = "localhost:1"\nretention_ms = "1d"\n')
     env = {
@@ -150,13 +150,13 @@ def test_storage_path_is_another_name_of_data_dir(tmp_path: Path) -> None:
     assert load(env={"HEADRACE_STORAGE_PATH": "b"}).data_dir == "b"
     file = tmp_path / "x.toml"
     file.write_text('storage_path = "c"')
-    assert load(file=file).data_dir == str(tmp_path / "c")  # from where the file is
+    assert load(file=file).data_dir == str(tmp_path / "c")  # relative to the file
     file.write_text('data_dir = "/c"')
     assert load(file=file).data_dir == "/c"
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_a_profile_sets_its_bundle_and_explicit_settings_win(profile: str) -> None:
+def test_explicit_settings_override_a_profile(profile: str) -> None:
     config = load({"profile": profile, "segment_size": "5MB"})
     shown = {entry.name: entry for entry in in_force(config)}
     for name, value in PROFILES[profile].items():
@@ -176,7 +176,7 @@ def test_durability_os_confirms_from_the_page_cache_unless_a_write_mode_is_given
     assert set(DURABILITIES) == {"sync", "os"}
 
 
-def test_a_listener_can_be_closed() -> None:
+def test_a_listener_can_be_turned_off() -> None:
     assert load({"amqp": "off"}).amqp is None
     assert load(env={"HEADRACE_KAFKA": "OFF"}).kafka is None
 
@@ -208,7 +208,7 @@ def test_a_listener_can_be_closed() -> None:
         ({"segment_sice": "1"}, "no such setting; did you mean segment_size?"),
     ],
 )
-def test_a_wrong_value_is_one_sentence_with_its_name_and_origin(flags: dict[str, object], sentence: str) -> None:
+def test_an_invalid_value_is_reported_with_its_setting_and_origin(flags: dict[str, object], sentence: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
         load(flags)
     assert sentence in str(caught.value)
@@ -219,14 +219,14 @@ def test_a_wrong_value_is_one_sentence_with_its_name_and_origin(flags: dict[str,
     "content",
     ["= 1", "no_such = 1", "segment_size = [1]", "http = true", "a = \xff", "data_dir = ''", "tls_cert = ' '"],
 )
-def test_a_wrong_file_is_one_sentence_that_names_it(tmp_path: Path, content: str) -> None:
+def test_an_invalid_file_is_reported_with_its_name(tmp_path: Path, content: str) -> None:
     file = tmp_path / "headrace.toml"
     file.write_bytes(content.encode("latin-1"))
     with pytest.raises(InvalidSetting, match=r"headrace\.toml"):
         load(file=file)
 
 
-def test_a_setting_under_two_of_its_names_is_refused(tmp_path: Path) -> None:
+def test_a_setting_given_under_two_names_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "headrace.toml"
     file.write_text('retention_bytes = "1GB"\nsegment_bytes = "1MB"\nsegment-size = "2MB"\n')
     with pytest.raises(
@@ -237,7 +237,7 @@ def test_a_setting_under_two_of_its_names_is_refused(tmp_path: Path) -> None:
         load(env={"HEADRACE_DATA_DIR": "a", "HEADRACE_STORAGE_PATH": "a"})
 
 
-def test_a_path_may_begin_at_home_and_a_file_with_a_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_expand_the_home_folder_and_files_may_have_a_bom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ann")
     file = tmp_path / "headrace.toml"
     file.write_text('data_dir = "~/data"\ntls_cert = "cert.pem"\n', encoding="utf-8-sig")
@@ -246,7 +246,7 @@ def test_a_path_may_begin_at_home_and_a_file_with_a_mark(tmp_path: Path, monkeyp
     assert config.tls_cert == str(tmp_path / "cert.pem")
 
 
-def test_a_missing_file_that_was_asked_for_is_said_so(tmp_path: Path) -> None:
+def test_a_missing_settings_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="No such file"):
         load(file=tmp_path / "nowhere.toml")
 
@@ -263,13 +263,13 @@ def test_a_stream_overrides_the_broker_in_any_spelling() -> None:
 
 
 @pytest.mark.parametrize("given_", [{"data_dir": "/"}, {"nonsense": 1}, {"segment_size": "x"}, {"segment_size": True}])
-def test_a_stream_cannot_set_what_is_not_its_own(given_: dict[str, object]) -> None:
+def test_a_stream_cannot_set_broker_settings(given_: dict[str, object]) -> None:
     with pytest.raises(InvalidSetting):
         stream_settings(given_, StreamSettings())
 
 
 @given(st.dictionaries(st.sampled_from([s.name for s in SETTINGS]), st.one_of(st.text(), st.integers(), st.none())))
-def test_no_value_gets_past_as_another_kind_of_error(flags: dict[str, object]) -> None:
+def test_any_invalid_value_raises_invalid_setting(flags: dict[str, object]) -> None:
     try:
         config = load(flags)
     except InvalidSetting:

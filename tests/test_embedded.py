@@ -1,4 +1,4 @@
-"""headrace.Log: the log without a server."""
+"""headrace.Log, the embedded log."""
 
 import os
 import shutil
@@ -18,8 +18,8 @@ from headrace.log.read.cold_reads import Loads, ReadWaits
 from headrace.record.types import Record
 from tests.cli.running import serving
 
-# Small journal files: pre-writing the usual 64 MB each is for brokers, not for a test. And nothing goes by its age:
-# records that say they are of 1970 would, as soon as the log keeps house by itself.
+# Small journal files, because pre-writing 64 MB each takes too long. No retention by age, because periodic maintenance
+# would delete the records with timestamps in 1970.
 SMALL = {"journal_file_size": "1MB", "journal_files": 2, "retention_ms": -1}
 
 
@@ -33,7 +33,7 @@ def log(tmp_path: Path) -> Iterator[headrace.Log]:
         yield opened
 
 
-def test_what_was_appended_can_be_read(log: headrace.Log) -> None:
+def test_appended_records_can_be_read(log: headrace.Log) -> None:
     assert log.latest_offset is None
     assert log.append("first", key="k", headers=[("h", b"v")], timestamp=5) == 0
     assert log.append(None, key=b"k") == 1
@@ -45,14 +45,14 @@ def test_what_was_appended_can_be_read(log: headrace.Log) -> None:
     assert [r.offset for r in log.read(0, limit=1)] == [0]
 
 
-def test_many_records_are_one_batch_with_offsets_in_a_row(log: headrace.Log) -> None:
+def test_append_many_stores_one_batch_with_consecutive_offsets(log: headrace.Log) -> None:
     log.append("x")
     assert log.append_many([("a", "1"), ("b", b"2"), (None, None)]) == range(1, 4)
     assert log.append_many([]) == range(0)
     assert [record.value for record in log] == [b"x", b"1", b"2", None]
 
 
-def test_reopening_finds_everything_and_says_how_it_was_closed(tmp_path: Path) -> None:
+def test_reopening_finds_all_records_and_reports_the_last_stop(tmp_path: Path) -> None:
     with open_log(tmp_path) as log:
         log.append_many([(None, str(n)) for n in range(100)])
     with open_log(tmp_path) as log:
@@ -61,7 +61,7 @@ def test_reopening_finds_everything_and_says_how_it_was_closed(tmp_path: Path) -
         assert log.append("more") == 100
 
 
-def test_a_killed_process_loses_nothing_that_append_returned_for(tmp_path: Path) -> None:
+def test_records_that_append_returned_survive_a_kill(tmp_path: Path) -> None:
     program = (
         "import headrace, os, sys\n"
         f"log = headrace.Log({str(tmp_path)!r}, journal_file_size='1MB', journal_files=2)\n"
@@ -74,7 +74,7 @@ def test_a_killed_process_loses_nothing_that_append_returned_for(tmp_path: Path)
         assert [record.value for record in log] == [str(n).encode() for n in range(50)]
 
 
-def test_a_subscriber_gets_what_is_there_and_what_comes(log: headrace.Log) -> None:
+def test_a_subscriber_receives_existing_and_new_records(log: headrace.Log) -> None:
     log.append("there")
     got: list[headrace.Record] = []
     enough = threading.Event()
@@ -97,7 +97,7 @@ def test_a_subscriber_gets_what_is_there_and_what_comes(log: headrace.Log) -> No
 
 
 @pytest.mark.parametrize("what", ["subscription", "log"])
-def test_closing_wakes_a_subscriber_that_waits(tmp_path: Path, what: str) -> None:
+def test_closing_wakes_a_waiting_subscriber(tmp_path: Path, what: str) -> None:
     log = open_log(tmp_path)
     subscription = log.subscribe()
     reader = threading.Thread(target=lambda: list(subscription))
@@ -108,7 +108,7 @@ def test_closing_wakes_a_subscriber_that_waits(tmp_path: Path, what: str) -> Non
     log.close()
 
 
-def test_a_log_that_is_closed_when_a_subscriber_is_about_to_wait_ends_it(
+def test_closing_the_log_ends_a_subscriber_that_is_about_to_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = open_log(tmp_path)
@@ -122,8 +122,8 @@ def test_a_log_that_is_closed_when_a_subscriber_is_about_to_wait_ends_it(
     assert list(log.subscribe()) == []
 
 
-def test_who_comes_just_after_the_end_of_a_log_is_told_and_does_not_wait_for_ever(tmp_path: Path) -> None:
-    """They had seen that it was open, and their work lay behind the last that its thread did."""
+def test_a_call_just_after_close_raises_instead_of_hanging(tmp_path: Path) -> None:
+    """Regression: callers that saw an open log queued work after the thread's last item, and waited for ever."""
     log = open_log(tmp_path)
     log.close()
     told: list[BaseException] = []
@@ -140,8 +140,8 @@ def test_who_comes_just_after_the_end_of_a_log_is_told_and_does_not_wait_for_eve
     assert told
 
 
-def test_a_subscriber_whose_wait_is_the_last_thing_a_log_does_is_woken(tmp_path: Path) -> None:
-    """That its log is closed is said behind the end of the log's thread."""
+def test_a_wait_queued_just_before_close_is_woken(tmp_path: Path) -> None:
+    """Closing the shard wakes waiters with work that is posted after the thread's end marker."""
     log = open_log(tmp_path)
     owner, stop = log._owner, threading.Event()
     pause = threading.Event()
@@ -159,7 +159,7 @@ def test_a_subscriber_whose_wait_is_the_last_thing_a_log_does_is_woken(tmp_path:
     assert stop.is_set()
 
 
-def test_a_subscription_gives_up_when_its_time_is_over(log: headrace.Log) -> None:
+def test_a_subscription_returns_on_timeout(log: headrace.Log) -> None:
     subscription = log.subscribe()
     assert subscription.get(0.01) == []
     log.append("x")
@@ -188,7 +188,7 @@ def test_records_are_found_by_time(log: headrace.Log) -> None:
     assert [log.offset_at(t) for t in (0, 1000, 1500, 3000, 3001)] == [0, 0, 1, 2, 3]
 
 
-def test_an_offset_nobody_has_is_refused(log: headrace.Log) -> None:
+def test_an_offset_out_of_range_is_refused(log: headrace.Log) -> None:
     log.append("x")
     with pytest.raises(OffsetOutOfRange):
         log.read(2)
@@ -204,16 +204,16 @@ def test_the_folder_belongs_to_one_log(tmp_path: Path) -> None:
     open_log(tmp_path).close()
 
 
-def test_the_folder_of_a_broker_is_not_taken_for_a_log(tmp_path: Path) -> None:
-    """The first topic was: it was read, appended to, and cleaned up by the settings of the log."""
+def test_the_data_folder_of_a_broker_is_refused(tmp_path: Path) -> None:
+    """Regression: the broker's first topic was opened, appended to, and cleaned up with the log's settings."""
     with serving(tmp_path / "data") as broker, headrace.Producer("orders", broker.url) as producer:
         producer.publish("x")
-    with pytest.raises(InvalidInput, match="the folder of a broker"):
+    with pytest.raises(InvalidInput, match="the data folder of a broker"):
         open_log(tmp_path / "data")
 
 
-def test_a_log_stays_with_the_process_that_opened_it(tmp_path: Path) -> None:
-    """A child has no thread for it and waited for ever; and its copy of the lock outlived the log."""
+def test_a_forked_child_cannot_use_the_log(tmp_path: Path) -> None:
+    """Regression: a child without the owner thread waited for ever, and its copy of the lock outlived the log."""
     script = """
 import os, signal, sys
 import headrace
@@ -245,7 +245,7 @@ with headrace.Log(sys.argv[1], **settings) as log:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_closed_log_says_so(tmp_path: Path) -> None:
+def test_a_closed_log_raises(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     log.close()
     log.close()
@@ -255,7 +255,7 @@ def test_a_closed_log_says_so(tmp_path: Path) -> None:
         log.read(0)
 
 
-def test_settings_are_as_people_write_them(tmp_path: Path) -> None:
+def test_settings_accept_units_and_names(tmp_path: Path) -> None:
     with open_log(tmp_path, compression="zstd", segment_size="64KB") as log:
         log.append_many([(None, "x" * 1000)] * 100)
         assert len(list(log)) == 100
@@ -263,7 +263,7 @@ def test_settings_are_as_people_write_them(tmp_path: Path) -> None:
         open_log(tmp_path, segment_size="big")
 
 
-def test_housekeeping_removes_what_is_past_its_time(tmp_path: Path) -> None:
+def test_periodic_maintenance_applies_retention(tmp_path: Path) -> None:
     with open_log(tmp_path, segment_size="4KB", retention_bytes="8KB") as log:
         for _ in range(100):
             log.append("x" * 400)
@@ -272,15 +272,15 @@ def test_housekeeping_removes_what_is_past_its_time(tmp_path: Path) -> None:
         assert [record.offset for record in log] == list(range(log.start_offset, 100))
 
 
-def test_a_log_that_was_compacted_is_not_rewritten_again_for_nothing(tmp_path: Path) -> None:
-    """It was, every `retention_interval`, all of it."""
+def test_a_compacted_log_is_not_compacted_again_without_new_records(tmp_path: Path) -> None:
+    """Regression: the whole log was rewritten every `retention_interval`."""
     with open_log(tmp_path, segment_size="4KB", cleanup_policy="compact") as log:
         for n in range(100):
             log.append("x" * 400, key=f"k{n % 7}")
         log.maintain()
 
         def begun() -> set[int]:
-            log._kept_at = -1e9
+            log._maintained_at = -1e9
             log._tick()
             return set(log._shard.maintenance.busy)
 
@@ -290,7 +290,7 @@ def test_a_log_that_was_compacted_is_not_rewritten_again_for_nothing(tmp_path: P
         assert log._on_owner(begun), "for enough that is new"
 
 
-def test_housekeeping_that_was_asked_for_says_what_failed(tmp_path: Path) -> None:
+def test_maintain_raises_what_failed(tmp_path: Path) -> None:
     with open_log(tmp_path, segment_size="4KB", cleanup_policy="compact") as log:
         for n in range(100):
             log.append("x" * 400, key=f"k{n % 7}")
@@ -302,8 +302,8 @@ def test_housekeeping_that_was_asked_for_says_what_failed(tmp_path: Path) -> Non
             log.maintain()
 
 
-def test_a_log_whose_upkeep_fails_can_be_closed(tmp_path: Path) -> None:
-    """The thread that the log belongs to ended with it, and everybody waited for ever."""
+def test_a_log_whose_maintenance_fails_can_be_closed(tmp_path: Path) -> None:
+    """Regression: the error ended the owner thread, and all callers waited for ever."""
     log = open_log(tmp_path / "log")
     looked = threading.Event()
 
@@ -316,7 +316,7 @@ def test_a_log_whose_upkeep_fails_can_be_closed(tmp_path: Path) -> None:
     assert ended(log.close)
 
 
-def test_a_log_whose_folder_is_gone_takes_nothing_and_can_be_closed(tmp_path: Path) -> None:
+def test_a_log_whose_folder_is_deleted_refuses_appends_and_can_be_closed(tmp_path: Path) -> None:
     log = open_log(tmp_path / "log")
     shutil.rmtree(tmp_path / "log")
 
@@ -333,14 +333,14 @@ def test_a_log_whose_folder_is_gone_takes_nothing_and_can_be_closed(tmp_path: Pa
 
 
 def ended(work: Callable[[], object]) -> bool:
-    """On a thread of its own: what waits for ever must not stop the others."""
+    """Runs in a thread, so that a call that hangs does not block the test."""
     outcome: list[BaseException | None] = []
 
     def run() -> None:
         try:
             work()
             outcome.append(None)
-        except BaseException as error:  # noqa: BLE001 - raised by whoever asked
+        except BaseException as error:  # noqa: BLE001 - raised again in the test
             outcome.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -351,7 +351,7 @@ def ended(work: Callable[[], object]) -> bool:
     return bool(outcome)
 
 
-def test_records_are_the_same_when_they_are_archived_and_when_they_are_back(tmp_path: Path) -> None:
+def test_records_are_unchanged_by_archiving_and_restoring(tmp_path: Path) -> None:
     with headrace.Log(tmp_path, segment_size="4KB", retention_ms=-1) as log:
         for n in range(100):
             log.append(f"value {n} " * 10, key=f"k{n % 7}", headers=[("n", b"%d" % n)], timestamp=1000 + n)
@@ -378,9 +378,7 @@ def test_verifying_finds_a_flipped_bit(tmp_path: Path) -> None:
         assert not log.verify().is_sound
 
 
-def test_a_read_that_waits_for_the_disk_keeps_no_append_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cold_read_does_not_delay_appends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, answers = threading.Event(), threading.Event()
 
     class Slow(RealDisk):
@@ -410,13 +408,11 @@ def test_a_read_that_waits_for_the_disk_keeps_no_append_waiting(
     assert [record.value for record in found[0]] == [b"on disk"]
 
 
-def test_whoever_waits_for_the_disk_when_the_log_is_closed_is_told(
-    log: headrace.Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stop leaves out the reads that were not begun; of so many threads some waited for ever."""
+def test_a_cold_read_raises_when_the_log_is_closed(log: headrace.Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: closing drops reads that have not started, and some of their callers waited for ever."""
     loader = log._shard.loader
     asked = threading.Event()
-    monkeypatch.setattr(loader, "submit", lambda job, done: asked.set())  # and left out
+    monkeypatch.setattr(loader, "submit", lambda job, done: asked.set())  # and drops it
 
     def read() -> None:
         raise ReadWaits(Loads(loader), "what lies on the disk", lambda: None)
@@ -425,11 +421,11 @@ def test_whoever_waits_for_the_disk_when_the_log_is_closed_is_told(
     closing.start()
     with pytest.raises(LogClosed):
         assert ended(lambda: log._when_loaded(read))
-    closing.join(60)  # or it would go on in a folder that is removed with this test
+    closing.join(60)  # otherwise it would run on in a folder that the test removes
     assert not closing.is_alive()
 
 
-def test_a_compaction_that_a_close_broke_off_is_no_failure(log: headrace.Log, caplog: pytest.LogCaptureFixture) -> None:
-    log._kept_house(LogClosed("the broker is stopping"))
-    log._kept_house(StorageError("the disk is broken"))
-    assert [record.getMessage() for record in caplog.records] == ["housekeeping failed: the disk is broken"]
+def test_a_compaction_interrupted_by_close_is_not_logged(log: headrace.Log, caplog: pytest.LogCaptureFixture) -> None:
+    log._log_failure(LogClosed("the broker is stopping"))
+    log._log_failure(StorageError("the disk is broken"))
+    assert [record.getMessage() for record in caplog.records] == ["periodic maintenance failed: the disk is broken"]

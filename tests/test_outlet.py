@@ -1,4 +1,4 @@
-"""What a process says, to readers that are gone or do not read."""
+"""NonBlockingOutput with readers that are gone or do not read."""
 
 import os
 from collections.abc import Iterator
@@ -37,14 +37,14 @@ def empty(reader: int) -> bytes:
     return b"".join(found)
 
 
-def test_a_line_is_there_at_once_and_whole(pipe: tuple[int, TextIO]) -> None:
+def test_a_line_is_written_at_once_and_completely(pipe: tuple[int, TextIO]) -> None:
     reader, stream = pipe
     line = "ä" * 3 * nonblocking_stdio.CHUNK_BYTES + "\n"
     NonBlockingOutput(stream).write(line)
     assert empty(reader).decode() == line
 
 
-def test_nobody_waits_for_a_reader_that_does_not_read(
+def test_a_reader_that_does_not_read_does_not_block_the_writer(
     pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nonblocking_stdio, "PATIENCE_MS", 1)
@@ -57,7 +57,7 @@ def test_nobody_waits_for_a_reader_that_does_not_read(
     assert empty(reader) == b"heard\n"
 
 
-def test_nobody_minds_a_reader_that_is_gone(pipe: tuple[int, TextIO]) -> None:
+def test_a_reader_that_is_gone_is_ignored(pipe: tuple[int, TextIO]) -> None:
     reader, stream = pipe
     os.close(reader)
     NonBlockingOutput(stream).write("to a closed pipe\n")

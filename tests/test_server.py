@@ -1,4 +1,4 @@
-"""The whole server as people run it: a process that starts, says so, and stops when told to."""
+"""The whole server in a child process: start, output, signals, and stop."""
 
 import contextlib
 import gzip
@@ -103,7 +103,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_says_where_it_listens_then_ready_and_stops_cleanly(start: Any, number: int) -> None:
+def test_the_server_prints_its_addresses_then_ready_and_stops_cleanly(start: Any, number: int) -> None:
     process = start()
     assert len(process.said) <= 12
     assert any(line.startswith("http ") for line in process.said)
@@ -118,7 +118,7 @@ def test_it_says_where_it_listens_then_ready_and_stops_cleanly(start: Any, numbe
     assert message["value"] == "kept"
 
 
-def test_what_was_confirmed_is_there_after_a_kill(start: Any) -> None:
+def test_confirmed_messages_survive_a_kill(start: Any) -> None:
     process = start()
     places = []
     for i in range(20):
@@ -151,7 +151,7 @@ def test_a_signal_ends_a_long_recovery_and_the_next_start_recovers_again(start: 
     assert message["value"] == "kept"
 
 
-def test_a_request_under_way_gets_its_answer_before_the_end(start: Any) -> None:
+def test_a_request_in_progress_gets_its_response_before_the_stop(start: Any) -> None:
     process = start()
     with socket.create_connection(("127.0.0.1", process.port), timeout=SECONDS_MAX) as sock:
         sock.sendall(b"POST /topics/t/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhel")
@@ -186,7 +186,7 @@ def test_a_second_broker_on_the_same_folder_is_refused(start: Any) -> None:
     assert err.count("\n") == 1
 
 
-def test_a_port_in_use_is_one_sentence(start: Any, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_in_one_line(start: Any, tmp_path: Path) -> None:
     first = start()
     second = start(tmp_path / "other", ready=False, http={"host": "localhost", "port": first.port})
     code, err = second.wait()
@@ -195,13 +195,13 @@ def test_a_port_in_use_is_one_sentence(start: Any, tmp_path: Path) -> None:
     assert err.count("\n") == 1
 
 
-def test_an_unreadable_folder_is_one_sentence(start: Any, tmp_path: Path) -> None:
+def test_an_unreadable_folder_is_reported_in_one_line(start: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     code, err = start(tmp_path / "file" / "data", ready=False).wait()
     assert code != 0 and "cannot be opened" in err and err.count("\n") == 1
 
 
-def test_listeners_that_are_not_there_are_named_and_do_not_stop_the_rest(start: Any) -> None:
+def test_every_listener_is_named_at_the_start(start: Any) -> None:
     process = start(kafka={"host": "localhost", "port": 0}, amqp={"host": "localhost", "port": 0})
     for listener in ("amqp", "kafka"):
         assert any(line.startswith(listener) for line in process.said)
@@ -216,14 +216,14 @@ def test_an_idle_broker_is_small(start: Any) -> None:
     assert resident_kb < 80 * 1024
 
 
-def test_it_may_open_as_many_files_as_the_machine_allows(start: Any) -> None:
+def test_the_soft_limit_of_open_files_is_raised_to_the_hard_limit(start: Any) -> None:
     process = start()
     limits = Path(f"/proc/{process.pid}/limits").read_text()
     soft, hard = re.search(r"Max open files\s+(\d+)\s+(\d+)", limits).groups()  # type: ignore[union-attr]
     assert soft == hard
 
 
-def test_nothing_is_written_that_others_may_read(start: Any, tmp_path: Path) -> None:
+def test_other_users_cannot_read_the_files(start: Any, tmp_path: Path) -> None:
     process = start()
     process.request("POST", "/topics/t/messages", {"value": "secret"})
     for folder, _, files in os.walk(tmp_path / "data"):
@@ -232,7 +232,7 @@ def test_nothing_is_written_that_others_may_read(start: Any, tmp_path: Path) -> 
             assert os.stat(os.path.join(folder, file)).st_mode & 0o077 == 0, file
 
 
-def test_log_lines_cannot_be_forged_by_names(capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_cannot_forge_log_lines(capsys: pytest.CaptureFixture[str]) -> None:
     import logging
 
     from headrace.config import Config

@@ -1,4 +1,7 @@
-"""`headrace.Log`: one durable log in a folder, for programs that want the log and no server."""
+"""`headrace.Log`: a durable log in a folder, for programs that need a log but no server.
+
+A Log owns a thread, and all work on the shard runs on that thread; the public methods may be called from any thread.
+"""
 
 import logging
 import os
@@ -43,22 +46,21 @@ READ_BYTES = 1 << 20
 
 
 class Log:
-    """A log in a folder of its own. Every method may be called from any thread.
+    """A log in its own folder. All methods may be called from any thread.
 
     >>> with headrace.Log("data", retention_ms="7d") as log:
     ...     offset = log.append("hello", key="k")   # on disk when it returns
     ...     log.read(offset)[0].value
     b'hello'
 
-    Settings are those of docs/configuration.md, by name, as people write them. Appends of several threads
-    share a sync. The folder is locked: a second Log, or a broker, on it is refused. A process that is forked
-    cannot use it.
+    Settings are those of docs/configuration.md, with the same names and notations. Concurrent appends share a sync. The
+    folder is locked: a second Log or a broker cannot open it. A forked child process cannot use the Log.
     """
 
     def __init__(self, path: str | Path, *, clock: Clock | None = None, **settings: object) -> None:
         config = load(arguments=settings)
         root = Path(path).absolute()
-        _refuse_a_brokers(root)
+        _refuse_data_folder(root)
         self._settings: StreamSettings = config.stream
         self._clock = clock or SystemClock()
         self._owner = _Owner(self._clock)
@@ -77,19 +79,19 @@ class Log:
             self._owner.close()
             raise
         self._shard: Shard = shard
-        self.recovery: RecoveryReport = report  # what opening found: clean, or what was kept and cut
+        self.recovery: RecoveryReport = report  # whether the last stop was clean, and what recovery kept and cut
         self._log: StoredLog = shard.log(LOG_ID)
-        self._housekeeping_s = config.retention_interval_ms / 1000
-        self._kept_at = self._clock.monotonic()
+        self._maintenance_s = config.retention_interval_ms / 1000
+        self._maintained_at = self._clock.monotonic()
         self._closed = False
-        self._is_parents = False
+        self._is_forked = False
         self._owner.tick = self._tick
         _open.add(self)
 
     def forked(self) -> None:
-        """In the child of a fork: the thread and the folder are the parent's."""
+        """Called in the child of a fork, where the log cannot be used: its thread and folder belong to the parent."""
         if not self._closed:
-            self._closed = self._is_parents = True
+            self._closed = self._is_forked = True
             self._shard.leave_to_parent()
 
     # Writing.
@@ -102,12 +104,12 @@ class Log:
         headers: Headers = (),
         timestamp: int | None = None,
     ) -> int:
-        """The offset of the record: it is on disk when this returns."""
+        """Appends a record and returns its offset once it is on disk."""
         stamp = self._clock.now_ms() if timestamp is None else timestamp
         return self._append([(_bytes(key), _bytes(value), list(headers), stamp)]).start
 
     def append_many(self, entries: Iterable[Entry]) -> range:
-        """The offsets of records given as (key, value), all of them or none: one batch, one sync."""
+        """Appends records given as (key, value) atomically, as one batch, and returns their offsets."""
         now_ms = self._clock.now_ms()
         records: list[Draft] = [(_bytes(key), _bytes(value), [], now_ms) for key, value in entries]
         if not records:
@@ -131,38 +133,39 @@ class Log:
 
     @property
     def start_offset(self) -> int:
-        """The first offset that can be read."""
+        """The first readable offset."""
         return self._log.start_offset
 
     @property
     def end_offset(self) -> int:
-        """The offset the next record will get: reading stops before it."""
+        """The offset of the next record to be appended. Reading stops before it."""
         return self._log.visible_end
 
     @property
     def latest_offset(self) -> int | None:
-        """The offset of the last record, None when there is none."""
+        """The offset of the last record; None if the log is empty."""
         end = self._log.visible_end
         return end - 1 if end > self._log.start_offset else None
 
     def read(self, offset: int, *, limit: int = 1000, max_bytes: int = READ_BYTES) -> list[Record]:
-        """Records from an offset on: none at the end, OffsetOutOfRange past it or before the start."""
+        """Records starting at an offset; an empty list at the end. Raises OffsetOutOfRange past the end or before the
+        start."""
         if limit < 1:
-            raise InvalidInput(f"limit is at least 1, not {limit}")
+            raise InvalidInput(f"limit must be at least 1, not {limit}")
         while True:
             chunk = self._when_loaded(partial(self._log.read_now, offset, max_bytes))
             records = codec.records(chunk.data, from_offset=offset, limit=limit)
             if records or chunk.next_offset <= offset:
                 return records
-            offset = chunk.next_offset  # a stretch that compaction emptied
+            offset = chunk.next_offset  # compaction removed all records of this range
 
     def offset_at(self, timestamp_ms: int) -> int:
-        """The offset of the first record at or after a time; the end when there is none."""
+        """The offset of the first record at or after a time; the end offset if there is none."""
         found = self._when_loaded(lambda: self._log.offset_for_timestamp_now(timestamp_ms))
         return self.end_offset if found is None else found[0]
 
     def __iter__(self) -> Iterator[Record]:
-        """What is there now."""
+        """Iterates over the records up to the current end."""
         offset, end = self.start_offset, self.end_offset
         while offset < end:
             records = self.read(offset)
@@ -175,25 +178,25 @@ class Log:
             offset = records[-1].offset + 1
 
     def subscribe(self, offset: int | None = None) -> "Subscription":
-        """Records from an offset on (the end when None), and then as they come."""
+        """Records starting at an offset (default: the end), then new ones as they are appended."""
         return Subscription(self, self.end_offset if offset is None else offset)
 
     def wait(self, offset: int, timeout_s: float | None = None) -> bool:
-        """Waits until the record at an offset can be read; False when the time is over."""
+        """Waits until the record at an offset is readable; False on timeout."""
         return self.wait_or(offset, threading.Event(), timeout_s)
 
     def wait_or(self, offset: int, stop: threading.Event, timeout_s: float | None) -> bool:
-        """As wait, but setting `stop` ends it, too."""
+        """Like `wait`, but also returns when another thread sets `stop`."""
         waiter = self._on_owner(lambda: self._log.wait(offset, stop.set))
         stop.wait(timeout_s)
         waiter.cancel()
         return self._log.visible_end > offset and not self._closed
 
-    # The rest.
+    # Maintenance.
 
     def verify(self) -> VerifyReport:
-        """Reads everything and checks it: batches, offsets, seals and indexes; `problems` names what is wrong."""
-        self._on_owner(lambda: None)  # refuses a closed log
+        """Reads and checks all batches, offsets, seals and indexes; the report lists the `problems`."""
+        self._on_owner(lambda: None)  # raises LogClosed for a closed log
         inspector = Inspector(self._shard.root)
         try:
             return inspector.verify()
@@ -201,23 +204,23 @@ class Log:
             inspector.close()
 
     def tier(self) -> int:
-        """Archives the sealed segments as Parquet; how many there were. Reads stay the same; pyarrow is needed."""
+        """Archives the sealed segments as Parquet and returns their number. Reads are unaffected. Needs pyarrow."""
         found = self._on_owner(lambda: [s for s in self._log.segments if is_archivable(self._log, s)])
         for segment in found:
             write_parquet(segment, parquet_path(self._shard.tier_root, segment) + UNFINISHED)
-            self._swapped(partial(archive, self._shard, self._log, segment))
+            self._swap(partial(archive, self._shard, self._log, segment))
         return len(found)
 
     def restore(self) -> int:
-        """Brings archived segments back as files of batches; how many there were."""
+        """Turns archived segments back into segment files and returns their number."""
         found = self._on_owner(lambda: [s for s in self._log.segments if s.tier is not None])
         for segment in found:
             path = segment.path(RESTORED)
             write_segment(segment, path)
-            self._swapped(partial(bring_back, self._shard, self._log, segment, path))
+            self._swap(partial(bring_back, self._shard, self._log, segment, path))
         return len(found)
 
-    def _swapped(self, swap: Callable[[Callable[[object, BaseException | None], object]], None]) -> None:
+    def _swap(self, swap: Callable[[Callable[[object, BaseException | None], object]], None]) -> None:
         done: Future[bool] = Future()
 
         def finish(made: object, error: BaseException | None) -> None:
@@ -228,52 +231,52 @@ class Log:
 
         self._on_owner(lambda: swap(finish))
         if not done.result():
-            raise Conflict("the log is being compacted: try again")
+            raise Conflict("the log is being compacted; try again")
 
     def maintain(self) -> None:
-        """Applies retention and compaction now; it happens by itself every `retention_interval`."""
+        """Applies retention and compaction now. This also runs automatically every `retention_interval`."""
         done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
         def begin() -> int:
-            """How many jobs; each puts what failed."""
-            begun = self._apply_retention(done.put)
+            """Number of jobs started; each puts its error, or None, into `done`."""
+            started = self._apply_retention(done.put)
             if self._settings.cleanup_policy != "delete":
-                begun += 1
+                started += 1
                 self._compact(done.put)
-            return begun
+            return started
 
         failed = [done.get() for _ in range(self._on_owner(begin))]
         for error in failed:
             if error is not None:
-                raise error if isinstance(error, HeadraceError) else StorageError(f"not all was cleaned up: {error}")
+                raise error if isinstance(error, HeadraceError) else StorageError(f"maintenance failed: {error}")
 
     def _tick(self) -> None:
         self._shard.tick()
-        if self._clock.monotonic() - self._kept_at >= self._housekeeping_s and self._shard.failure is None:
-            self._keep_house()
+        if self._clock.monotonic() - self._maintained_at >= self._maintenance_s and self._shard.failure is None:
+            self._maintain_periodically()
 
-    def _keep_house(self) -> None:
-        self._apply_retention(self._kept_house)
+    def _maintain_periodically(self) -> None:
+        self._apply_retention(self._log_failure)
         if self._settings.cleanup_policy != "delete":
             self._compact_if_due()
 
     def _compact_if_due(self) -> None:
-        """Not each time: all of the log is rewritten for what is new in it."""
+        """Compaction rewrites the whole log, so it only runs if enough of it is new."""
         try:
             if is_due_now(self._log, self._clock.now_ms()):
-                self._compact(self._kept_house)
+                self._compact(self._log_failure)
         except ReadWaits as cold:
             cold.then(self._compact_if_due)
 
     @staticmethod
-    def _kept_house(error: BaseException | None) -> None:
-        # Somebody asked for it at the same time, or the log was closed meanwhile.
+    def _log_failure(error: BaseException | None) -> None:
+        # Conflict: `maintain` was called at the same time. LogClosed: the log was closed meanwhile.
         if error is not None and not isinstance(error, Conflict | LogClosed):
-            logger.error("housekeeping failed: %s", error)
+            logger.error("periodic maintenance failed: %s", error)
 
     def _apply_retention(self, done: Callable[[BaseException | None], object]) -> int:
-        """How many jobs were begun, one or none; it tells `done` when it is over, with what failed."""
-        self._kept_at = self._clock.monotonic()
+        """Starts a job if there is something to delete. Returns the number of jobs; `done` receives the error."""
+        self._maintained_at = self._clock.monotonic()
         self._shard.maintenance.sweep()
         ticket = self._shard.maintenance.apply_retention(self._log, self._clock.now_ms())
         if ticket is None:
@@ -285,7 +288,7 @@ class Log:
         self._shard.maintenance.compact(self._log, lambda _, error: done(error))
 
     def close(self) -> None:
-        """Syncs everything and marks the folder as cleanly closed."""
+        """Syncs everything and marks the folder as cleanly closed. A second call has no effect."""
         if self._closed:
             return
         self._closed = True
@@ -305,19 +308,19 @@ class Log:
         return self._closed
 
     def _when_loaded(self, read: Callable[[], T]) -> T:
-        """What is not in memory is waited for here, not on the owner's thread, where others append meanwhile."""
+        """Runs a read on the owner thread. Waits for cold data on the calling thread, so that appends continue."""
         while True:
             try:
                 return self._on_owner(read)
             except ReadWaits as cold:
                 loaded = threading.Event()
                 self._on_owner(partial(cold.then, loaded.set))
-                while not loaded.wait(TICK_S) and not self._closed:  # then it may be left out
+                while not loaded.wait(TICK_S) and not self._closed:  # closing may drop the callback
                     pass
 
     def _on_owner(self, work: Callable[[], T]) -> T:
-        if self._is_parents:
-            raise LogClosed("the log belongs to the process that opened it, not to one that was forked from it")
+        if self._is_forked:
+            raise LogClosed("the log cannot be used in a forked child of the process that opened it")
         if self._closed:
             raise LogClosed("the log is closed")
         return self._owner.call(work)
@@ -334,25 +337,25 @@ class Log:
 _open: "weakref.WeakSet[Log]" = weakref.WeakSet()
 
 
-def _leave_to_parent() -> None:
+def _disable_in_child() -> None:
     for log in list(_open):
         log.forked()
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+os.register_at_fork(after_in_child=_disable_in_child)
 
 
 class Subscription:
-    """Iterates over records for ever, waiting where there are none yet, until it or its log is closed."""
+    """Iterates over records and waits for new ones, until the subscription or its log is closed."""
 
     def __init__(self, log: Log, offset: int) -> None:
-        self.offset = offset  # of the record that comes next
+        self.offset = offset  # of the next record
         self._log = log
         self._closed = False
         self._wake = threading.Event()
 
     def get(self, timeout_s: float | None = None) -> list[Record]:
-        """The next records; an empty list when the time is over or the subscription is closed."""
+        """The next records; an empty list on timeout or if the subscription is closed."""
         records = self._next(timeout_s)
         if records:
             self.offset = records[-1].offset + 1
@@ -361,7 +364,7 @@ class Subscription:
     def __iter__(self) -> Iterator[Record]:
         while records := self._next(None):
             for record in records:
-                self.offset = record.offset + 1  # right whenever the reader stops
+                self.offset = record.offset + 1  # correct even if the caller stops iterating
                 yield record
 
     def _next(self, timeout_s: float | None) -> list[Record]:
@@ -372,11 +375,11 @@ class Subscription:
             if not self._log.wait_or(self.offset, self._wake, timeout_s) or self._closed:
                 return []
             return self._log.read(self.offset)
-        except LogClosed:  # since we looked
+        except LogClosed:  # closed since the check above
             return []
 
     def close(self) -> None:
-        """Ends the iteration, also of a reader that waits in another thread."""
+        """Ends the iteration, even of a thread that is waiting in it."""
         self._closed = True
         self._wake.set()
 
@@ -390,15 +393,15 @@ class Subscription:
 
 
 class _Owner:
-    """The one thread that the log belongs to: it runs what it is given, in order, and ticks in between."""
+    """The thread that owns the shard: it runs submitted work in order, and calls `tick` every TICK_S."""
 
     def __init__(self, clock: Clock) -> None:
         self.tick: Callable[[], None] | None = None
         self._clock = clock
         self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._ending = threading.Lock()  # nothing that somebody waits for comes behind the end
+        self._ending = threading.Lock()  # no call is queued after the end marker, where it would never run
         self._ended = False
-        self._said = ""
+        self._logged = ""
         self._thread = threading.Thread(target=self._run, name="headrace-owner", daemon=True)
         self._thread.start()
 
@@ -406,7 +409,7 @@ class _Owner:
         self._work.put(work)
 
     def call(self, work: Callable[[], T]) -> T:
-        """The result of work done on the thread, or its error."""
+        """Runs work on the thread, and returns its result or raises its error."""
         if threading.current_thread() is self._thread:
             return work()
         result: Future[T] = Future()
@@ -414,7 +417,7 @@ class _Owner:
         def run() -> None:
             try:
                 result.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - belongs to the caller, on the other thread
+            except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
                 result.set_exception(error)
 
         with self._ending:
@@ -443,25 +446,26 @@ class _Owner:
             if self.tick is not None and now - ticked >= TICK_S:
                 ticked = now
                 self._do(self.tick)
-        while not self._work.empty():  # said by the last that was done: somebody may wait for it
+        while not self._work.empty():  # posted by the last piece of work; a caller may be waiting for it
             left = self._work.get()
             if left is not None:
                 self._do(left)
 
     def _do(self, work: Callable[[], object]) -> None:
-        """Whatever it raises: without this thread everybody would wait for ever."""
+        """Errors must not end the thread: all callers would wait for ever."""
         try:
             work()
         except Exception as error:
-            if str(error) != self._said:  # a folder that is gone is gone at every tick
-                self._said = str(error)
-                logger.exception("looking after the log failed")
+            if str(error) != self._logged:  # log a persistent error once, not at every tick
+                self._logged = str(error)
+                logger.exception("work on the log failed")
 
 
-def _refuse_a_brokers(root: Path) -> None:
-    """Its first topic would be taken for the log, and what its journal holds of the others thrown away."""
+def _refuse_data_folder(root: Path) -> None:
+    """A broker's folder must not be opened: its first topic would become the log, and recovery would discard journal
+    entries of the other topics."""
     if (root / CATALOG).exists() and not (root / LOGS / log_folder(LOG_ID, SLUG)).exists():
-        raise InvalidInput(f"{root} is the folder of a broker: a Log needs one of its own")
+        raise InvalidInput(f"{root} is the data folder of a broker; a Log needs its own folder")
 
 
 def _bytes(data: Data | None) -> bytes | None:

@@ -1,10 +1,10 @@
-"""Found by PySpark by its name: makes format("headrace") work without registering anything."""
+"""Registers format("headrace") with PySpark, which imports all modules called pyspark_*."""
 
 from headrace.spark.source import HeadraceSource
 
 
 class DefaultSource(HeadraceSource):
-    """PySpark looks for a class of this name in every importable module called pyspark_*."""
+    """The class name that PySpark looks for."""
 
 
 __all__ = ["DefaultSource"]

@@ -1,4 +1,4 @@
-"""The real command in real processes."""
+"""Runs the `headrace` command in child processes."""
 
 import os
 import re
@@ -11,21 +11,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 COMMAND = [sys.executable, "-m", "headrace"]
-# Small journal files: pre-writing the usual ones is for brokers that live longer than a test.
+# Small journal files, because pre-writing files of the default size takes longer than a test.
 SMALL = ["--journal-file-size", "1MB", "--journal-files", "2"]
 ONLY_HTTP = ["--http", "localhost:0", "--amqp", "off", "--kafka", "off"]
 PATIENCE_S = 60
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """Ours without whatever HEADRACE_* the machine has. One that does not end can be asked where it is: see `stop`."""
+    """The environment without the machine's HEADRACE_* variables. Enables faulthandler dumps for `stop`."""
     ours = {k: v for k, v in os.environ.items() if not k.startswith("HEADRACE_")}
     return ours | {"PYTHONFAULTHANDLER": "1"} | extra
 
 
 @contextmanager
 def closed_terminals(action: signal.Handlers) -> Iterator[None]:
-    """What SIGHUP means to whoever is started here: SIG_IGN as under nohup, SIG_DFL as everywhere else."""
+    """Sets the SIGHUP disposition that child processes inherit: SIG_IGN as under nohup, or SIG_DFL."""
     before = signal.signal(signal.SIGHUP, action)
     try:
         yield
@@ -48,7 +48,7 @@ def headrace(
 
 
 class Started:
-    """A command that goes on, with its lines of output as they come."""
+    """A long-running command whose output is read line by line."""
 
     def __init__(self, arguments: Sequence[str], *, cwd: Path | None = None, **env: str) -> None:
         self.process = subprocess.Popen(
@@ -70,7 +70,7 @@ class Started:
         self._errors.extend(self.process.stderr)
 
     def until(self, pattern: str) -> re.Match[str]:
-        """Reads lines up to one that matches; fails with what was said when none does."""
+        """Reads lines until one matches; fails with the output if none does."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line)
@@ -84,7 +84,7 @@ class Started:
         return "".join(self._errors)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """The exit code after a signal; whatever is left of the output is in `lines`."""
+        """Sends a signal and returns the exit code. `lines` then has all output."""
         assert self.process.stdout is not None
         if self.process.poll() is None:
             self.process.send_signal(number)
@@ -102,7 +102,7 @@ class Started:
 
 
 class Broker(Started):
-    """`headrace serve` on a free port, ready when made."""
+    """`headrace serve` on a free port. Ready once constructed."""
 
     def __init__(self, data_dir: Path, *flags: str, cwd: Path | None = None, **env: str) -> None:
         arguments = ["serve", "--data-dir", str(data_dir), *ONLY_HTTP, *SMALL, *flags]
@@ -118,7 +118,7 @@ class Broker(Started):
         return headrace(*arguments, stdin=stdin, HEADRACE_URL=self.url)
 
     def said(self, *arguments: str, stdin: bytes = b"") -> str:
-        """The output of a command that must succeed."""
+        """Runs a command that must succeed and returns its output."""
         done = self.run(*arguments, stdin=stdin)
         assert done.returncode == 0, done.stderr.decode()
         return done.stdout.decode()

@@ -1,4 +1,4 @@
-"""What holds for every command, tried in this process."""
+"""Behaviour of all commands, tested in this process."""
 
 import asyncio
 import errno
@@ -18,7 +18,7 @@ from headrace.cli.messages.bench import _run as run_bench
 from headrace.errors import CorruptLog
 
 
-def test_who_interrupts_before_it_has_begun_sees_no_traceback(
+def test_ctrl_c_during_the_imports_prints_no_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Interrupted:
@@ -36,17 +36,15 @@ def test_who_interrupts_before_it_has_begun_sees_no_traceback(
 
 
 @pytest.mark.parametrize("stream", ["stdin", "stdout", "stderr"])
-def test_a_stream_that_was_closed_before_the_start_is_no_mistake(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stream: str
-) -> None:
+def test_a_closed_standard_stream_is_not_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stream: str) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, stream, None)
-    assert run(["topic", "rm", "orders"]) == 2, "there is nobody to ask"
+    assert run(["topic", "rm", "orders"]) == 2, "stdin is not a terminal"
     assert run(["doctor", "--help"]) == 0
     getattr(sys, stream).close()
 
 
-def test_a_mistake_is_one_line_whatever_is_in_a_name(
+def test_an_error_is_one_line_with_any_characters_in_a_name(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -54,32 +52,32 @@ def test_a_mistake_is_one_line_whatever_is_in_a_name(
     assert capsys.readouterr().err.endswith("/two\\nlines\\x1b[31m is not a data folder: it has no logs/\n")
 
 
-def test_what_must_be_an_object_and_is_none_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_that_is_not_an_object_is_quoted_in_the_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["policy", "set", "keep", "^orders$", "[1]"]) == 2
     assert capsys.readouterr().err == "headrace: DEFINITION must be a JSON object: '[1]'\n"
 
 
 @pytest.mark.parametrize("group", [[], ["log"], ["user"]])
-def test_a_command_is_explained_in_a_whole_sentence(capsys: pytest.CaptureFixture[str], group: list[str]) -> None:
+def test_help_never_truncates_the_summary_of_a_command(capsys: pytest.CaptureFixture[str], group: list[str]) -> None:
     assert run([*group, "--help"]) == 0
     _, _, commands = capsys.readouterr().out.partition("Commands:\n")
     assert commands and "..." not in commands
 
 
 @pytest.mark.parametrize("command", [["log", "ls"], ["log", "repair"], ["user", "ls"]])
-def test_a_folder_of_somebody_else_is_not_said_to_be_no_data_folder(
+def test_an_inaccessible_data_folder_is_reported_as_such(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: list[str]
 ) -> None:
     def refuse(path: str) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", path)
 
-    monkeypatch.setattr("os.scandir", refuse)  # the tests may be root's, who may everything
+    monkeypatch.setattr("os.scandir", refuse)  # the tests may run as root, to whom permissions do not apply
     assert run([*command, "--data-dir", str(tmp_path)]) == 6
     said = capsys.readouterr().err
     assert said == f"headrace: the data folder {tmp_path} cannot be opened: permission denied for this user\n"
 
 
-def test_the_doctor_finds_a_file_where_the_data_folder_belongs(
+def test_the_doctor_reports_a_file_in_place_of_the_data_folder(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "data").write_text("no folder")
@@ -90,7 +88,7 @@ def test_the_doctor_finds_a_file_where_the_data_folder_belongs(
 
 
 def test_top_sorts_by_every_column_it_shows() -> None:
-    """The broker passes over a column that it does not know: the order would be that of the names."""
+    """The broker ignores unknown columns: the rows would be sorted by name."""
     row = {"name": "x", "kind": "queue", "ready": 1, "unacked": 0, "consumers": 0, "size_bytes": 9}
     shown: dict[str, Any] = {**row, "rates": {"publish": 1.0, "ack": 2.0}}
     asked: list[str] = []
@@ -108,7 +106,7 @@ def test_top_sorts_by_every_column_it_shows() -> None:
             at = at[part]
 
 
-def test_what_has_come_is_printed_before_what_went_wrong(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_messages_are_printed_before_a_later_error(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     class Consumer:
         def until_end(self) -> Iterator[bytes]:
             yield b"one "
@@ -122,7 +120,7 @@ def test_what_has_come_is_printed_before_what_went_wrong(capfdbinary: pytest.Cap
     assert capfdbinary.readouterr().out == b"one two "
 
 
-def test_who_follows_a_quiet_topic_ends_when_nobody_reads_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_following_a_quiet_topic_ends_when_the_reader_of_stdout_exits(monkeypatch: pytest.MonkeyPatch) -> None:
     class Quiet:
         def poll(self, _: float) -> list[bytes]:
             return []
@@ -136,14 +134,14 @@ def test_who_follows_a_quiet_topic_ends_when_nobody_reads_any_more(monkeypatch: 
             sub.write(lambda _: b"", consumer)
 
 
-def test_a_replay_says_what_stays_and_why() -> None:
+def test_a_replay_reports_what_it_does_not_move_and_why() -> None:
     plan = {"matched": 3, "targets": {"orders": 3}, "missing": {"gone": 2, "": 1}}
     assert dlq._describe(plan) == (
         "3 to orders, 2 not moved (gone does not exist), 1 not moved (their original queue is unknown)."
     )
 
 
-def test_people_see_of_a_start_only_what_there_is_to_see(
+def test_status_hides_zeros_of_the_recovery_report_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer: dict[str, Any] = dict.fromkeys(["ready", "reason", "version", "pid", "data_dir", "topics", "partitions"])
@@ -160,12 +158,14 @@ def test_people_see_of_a_start_only_what_there_is_to_see(
     assert [word for word in said.split() if word.startswith("recovery_")] == ["recovery_clean", "recovery_records"]
 
 
-def test_a_pipeline_that_is_started_without_a_broker_does_not_wait_for_one(
+def test_running_a_pipeline_without_a_broker_fails_at_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("pyspark")
     monkeypatch.setattr("headrace.pipelines.java.check_java", lambda: 17)
-    monkeypatch.setattr("headrace.pipelines.run.Where", lambda *_, **__: pytest.fail("it would wait as one that runs"))
+    monkeypatch.setattr(
+        "headrace.pipelines.run.BrokerEndpoint", lambda *_, **__: pytest.fail("it would wait as one that runs")
+    )
     monkeypatch.chdir(tmp_path)
     assert run(["pipeline", "init", "orders.py"]) == 0
     capsys.readouterr()
@@ -173,7 +173,7 @@ def test_a_pipeline_that_is_started_without_a_broker_does_not_wait_for_one(
     assert capsys.readouterr().err.startswith("headrace: no broker answers at http://127.0.0.1:1: connection refused")
 
 
-def test_a_bench_that_is_interrupted_leaves_no_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_bench_deletes_its_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
 
     class Client:

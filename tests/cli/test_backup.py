@@ -1,4 +1,4 @@
-"""Backup and restore as docs/operating.md says: a copy of a stopped folder, and of one whose broker stands still."""
+"""Backup and restore as described in docs/operating.md: copies of the folder of a stopped and of a paused broker."""
 
 import shutil
 import signal
@@ -22,7 +22,7 @@ def publish(client: httpx.Client, first: int, count: int) -> None:
 
 
 def orders(client: httpx.Client) -> list[str]:
-    """Page by page: one may end before the last message."""
+    """Reads page by page, because a page may end before the last message."""
     found: list[str] = []
     offset = 0
     while True:
@@ -39,7 +39,7 @@ def asking(broker: Broker) -> httpx.Client:
 
 
 def stand_still(process: subprocess.Popen[str]) -> None:
-    """kill -STOP, and the moment until every thread has heard of it."""
+    """Sends SIGSTOP and waits until all threads have stopped."""
     process.send_signal(signal.SIGSTOP)
     tasks = Path(f"/proc/{process.pid}/task")
     deadline = time.monotonic() + PATIENCE_S
@@ -61,7 +61,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 def fill(client: httpx.Client) -> None:
-    """A topic, a cursor in it, and a queue with one message acknowledged and two that wait."""
+    """A topic with a cursor, and a queue with one acknowledged and two ready messages."""
     publish(client, 0, 500)
     cursor = {"topic": "orders", "partitions": [{"partition": 0, "offset": 123}]}
     client.put("/cursors/reader", json=cursor).raise_for_status()
@@ -83,7 +83,7 @@ def check(client: httpx.Client, confirmed: int) -> None:
     assert orders(client)[-1] == f"order {len(found)}", "the copy goes on where it stands"
 
 
-def test_the_copy_of_a_stopped_folder_is_the_broker_as_it_was(tmp_path: Path, broker: Broker) -> None:
+def test_a_copy_of_a_stopped_brokers_folder_has_everything(tmp_path: Path, broker: Broker) -> None:
     with asking(broker) as client:
         fill(client)
     assert broker.stop() == 0
@@ -98,8 +98,8 @@ def test_the_copy_of_a_stopped_folder_is_the_broker_as_it_was(tmp_path: Path, br
         assert restored.stop() == 0
 
 
-def test_the_copy_of_a_broker_that_stands_still_has_all_that_was_confirmed(tmp_path: Path, broker: Broker) -> None:
-    """kill -STOP, copy, kill -CONT: to the copy it is as if the broker had been killed, and that loses nothing."""
+def test_a_copy_of_a_paused_brokers_folder_has_everything_confirmed(tmp_path: Path, broker: Broker) -> None:
+    """kill -STOP, copy, kill -CONT: the copy looks like the folder of a killed broker, which loses nothing."""
     confirmed = 500
     going = True
 
@@ -124,7 +124,7 @@ def test_the_copy_of_a_broker_that_stands_still_has_all_that_was_confirmed(tmp_p
         finally:
             broker.process.send_signal(signal.SIGCONT)
         while confirmed < then + 70:
-            assert busy.is_alive(), "nobody lost the connection"
+            assert busy.is_alive(), "the publisher kept its connection"
             client.get("/health").raise_for_status()
         going = False
         busy.join()

@@ -1,4 +1,4 @@
-"""What `headrace completion` prints, in the shells it is for."""
+"""The output of `headrace completion`, in each shell."""
 
 import os
 import pty
@@ -19,7 +19,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture
 def with_headrace(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """An environment in which `headrace` is a command, as after an install."""
+    """An environment in which `headrace` is on the PATH, as after an installation."""
     program = tmp_path / "bin" / "headrace"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m headrace "$@"\n')
@@ -34,7 +34,7 @@ def script_of(shell: str, folder: Path) -> Path:
     return script
 
 
-def test_bash_is_offered_the_commands(with_headrace: dict[str, str], tmp_path: Path) -> None:
+def test_bash_completes_commands(with_headrace: dict[str, str], tmp_path: Path) -> None:
     script = script_of("bash", tmp_path)
     words = "COMP_WORDS=(headrace queue p); COMP_CWORD=2; _headrace_completion headrace; echo ${COMPREPLY[@]}"
     ask = f"source {script}; {words}"
@@ -44,7 +44,7 @@ def test_bash_is_offered_the_commands(with_headrace: dict[str, str], tmp_path: P
 
 @pytest.mark.peer
 @pytest.mark.skipif(shutil.which("fish") is None, reason="SKIPPED FOR WANT OF fish: its completions")
-def test_fish_is_offered_the_commands_with_what_they_do(with_headrace: dict[str, str], tmp_path: Path) -> None:
+def test_fish_completes_commands_with_their_descriptions(with_headrace: dict[str, str], tmp_path: Path) -> None:
     script = script_of("fish", tmp_path)
     subprocess.run(["fish", "--no-execute", str(script)], env=with_headrace, check=True)
 
@@ -61,7 +61,7 @@ def test_fish_is_offered_the_commands_with_what_they_do(with_headrace: dict[str,
 @pytest.mark.peer
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="SKIPPED FOR WANT OF zsh: its completions")
 def test_zsh_completes_a_command_at_the_tab_key(with_headrace: dict[str, str], tmp_path: Path) -> None:
-    """Only a terminal has a line to complete, so it gets one."""
+    """Runs zsh in a pseudo-terminal, because only a terminal has a line to complete."""
     script = script_of("zsh", tmp_path)
     subprocess.run(["zsh", "--no-exec", str(script)], env=with_headrace, check=True)
     ours, theirs = pty.openpty()

@@ -1,4 +1,4 @@
-"""The first minute: what serve --demo says, and that every listener is busy afterwards."""
+"""`serve --demo`: its start-up lines, and traffic on every listener."""
 
 import asyncio
 import signal
@@ -21,9 +21,9 @@ def ask(url: str, path: str) -> Any:
     return answer.json()
 
 
-def test_the_demo_says_little_keeps_the_listeners_busy_and_stops_cleanly(tmp_path: Path) -> None:
+def test_the_demo_uses_all_listeners_and_stops_cleanly(tmp_path: Path) -> None:
     arguments = ["serve", "--demo", "--data-dir", str(tmp_path / "data"), *FREE, *SMALL]
-    started = Started(arguments, JAVA_HOME="/nowhere")  # the pipeline has tests of its own
+    started = Started(arguments, JAVA_HOME="/nowhere")  # the pipeline has its own tests
     try:
         url = started.until(r"^http\s+(http://\S+)")[1]
         started.until(r"^ready$")
@@ -48,8 +48,8 @@ def test_the_demo_says_little_keeps_the_listeners_busy_and_stops_cleanly(tmp_pat
     assert started.lines[-1] == "stopped; everything is on disk\n"
 
 
-def test_a_demo_whose_names_are_taken_says_so(tmp_path: Path) -> None:
-    """The listener closed the channel, and the demo waited for its answer for ever."""
+def test_the_demo_reports_a_conflicting_declaration(tmp_path: Path) -> None:
+    """Regression: the broker closed the channel, and the demo waited for the reply for ever."""
     with serving(tmp_path / "data", "--amqp", "localhost:0") as broker:
         with Client(broker.url) as client:
             client.create_topic("orders", partitions=3)
@@ -58,8 +58,8 @@ def test_a_demo_whose_names_are_taken_says_so(tmp_path: Path) -> None:
     assert b"orders" in done.stderr and b"Traceback" not in done.stderr
 
 
-def test_the_audit_goes_on_where_the_orders_begin_when_retention_was_faster(tmp_path: Path) -> None:
-    """A demo that was begun again after an hour asked for the same offset as fast as it could."""
+def test_the_audit_continues_at_the_log_start_after_retention(tmp_path: Path) -> None:
+    """Regression: a demo restarted after an hour fetched the same deleted offset in a busy loop."""
 
     async def audit(port: int) -> None:
         shop = Shop(("localhost", 1), ("127.0.0.1", port), rate=1, say=print, login=None)

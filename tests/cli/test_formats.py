@@ -1,4 +1,4 @@
-"""Places, times and formats as people type them; errors as they come out."""
+"""Parsing of offsets, times and formats; exit codes and error output."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from headrace import Message, errors
 from headrace.cli import app as cli
 from headrace.cli import output
 from headrace.cli.lazy import ALIASES
-from headrace.cli.messages.formats import Where, compile_format, parse_time, parse_where, printable, unescape
+from headrace.cli.messages.formats import ReadRange, compile_format, parse_range, parse_time, printable, unescape
 from headrace.cli.messages.pub import split
 from headrace.errors import InvalidInput
 
@@ -20,26 +20,26 @@ NOW_MS = 1_700_000_000_000
 @pytest.mark.parametrize(
     ("text", "where"),
     [
-        ("beginning", Where("earliest")),
-        ("latest", Where("latest")),
-        ("17", Where(17)),
-        ("-5", Where(-5)),
-        ("s@1h", Where(since_ms=NOW_MS - 3_600_000)),
-        ("s@1600000000000,e@1600000001000", Where(since_ms=1_600_000_000_000, until_ms=1_600_000_001_000)),
-        ("s@2023-11-14T22:13:20+00:00", Where(since_ms=NOW_MS)),
+        ("beginning", ReadRange("earliest")),
+        ("latest", ReadRange("latest")),
+        ("17", ReadRange(17)),
+        ("-5", ReadRange(-5)),
+        ("s@1h", ReadRange(since_ms=NOW_MS - 3_600_000)),
+        ("s@1600000000000,e@1600000001000", ReadRange(since_ms=1_600_000_000_000, until_ms=1_600_000_001_000)),
+        ("s@2023-11-14T22:13:20+00:00", ReadRange(since_ms=NOW_MS)),
     ],
 )
-def test_a_place_to_start(text: str, where: Where) -> None:
-    assert parse_where(text, NOW_MS) == where
+def test_offsets_in_kcat_notation_are_parsed(text: str, where: ReadRange) -> None:
+    assert parse_range(text, NOW_MS) == where
 
 
 @pytest.mark.parametrize("text", ["", "x", "s@", "1.5", "s@yesterday", "99999999999999999999"])
-def test_what_is_no_place_is_refused(text: str) -> None:
+def test_an_invalid_offset_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
-        parse_where(text, NOW_MS)
+        parse_range(text, NOW_MS)
 
 
-def test_times_may_be_ago_or_dates() -> None:
+def test_times_are_durations_ago_dates_or_milliseconds() -> None:
     assert parse_time("90s", NOW_MS) == NOW_MS - 90_000
     assert parse_time("-2d", NOW_MS) == NOW_MS - 2 * 86_400_000
     assert parse_time("2023-11-14T22:13:20.5Z", NOW_MS) == NOW_MS + 500
@@ -60,7 +60,7 @@ def test_escapes_and_control_characters() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
-def test_input_is_split_wherever_its_pieces_end(size: int) -> None:
+def test_input_is_split_at_delimiters_regardless_of_read_sizes(size: int) -> None:
     class Pieces:
         def __init__(self, data: bytes) -> None:
             self.data = data
@@ -72,14 +72,14 @@ def test_input_is_split_wherever_its_pieces_end(size: int) -> None:
     assert list(split(Pieces(b"a||bc||||d|"), b"||")) == [b"a", b"bc", b"", b"d|"]  # type: ignore[arg-type]
 
 
-def test_every_error_has_an_exit_code_of_its_kind() -> None:
+def test_every_error_class_maps_to_the_exit_code_of_its_category() -> None:
     kinds = [kind for kind, _, _ in cli.EXIT_CODES]
-    for at, kind in enumerate(kinds):  # the first that fits decides, so none may hide behind a wider one
+    for at, kind in enumerate(kinds):  # the first match decides, so no class may follow one of its base classes
         assert not any(issubclass(kind, earlier) for earlier in kinds[:at])
     assert kinds[-1] is errors.HeadraceError
 
 
-def test_aliases_lead_to_commands_and_hide_none() -> None:
+def test_aliases_point_to_commands_and_shadow_none() -> None:
     context = click.Context(cli.root)
     nouns = {name: cli.root.get_command(context, name) for name in cli.root.list_commands(context)}
     verbs = {verb for noun in nouns.values() if isinstance(noun, click.Group) for verb in noun.commands}
@@ -87,14 +87,14 @@ def test_aliases_lead_to_commands_and_hide_none() -> None:
     assert not ALIASES.keys() & nouns.keys()
 
 
-def test_a_bug_is_one_sentence_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_internal_error_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("HEADRACE_TRACEBACK", raising=False)
     monkeypatch.setattr(cli.root, "main", lambda **_: 1 / 0)
     assert cli.run(["x"]) == cli.BUG
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_narrow_terminal_breaks_values_and_no_names(
+def test_a_narrow_terminal_wraps_values_but_not_names(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(output, "for_people", lambda: True)
@@ -104,8 +104,8 @@ def test_a_narrow_terminal_breaks_values_and_no_names(
     assert "offset_checkpoint_interval" in capsys.readouterr().out
 
 
-def test_the_light_commands_do_not_load_the_broker() -> None:
-    """Start-up is felt on every command: what serves messages, draws tables or computes is not loaded for --help."""
+def test_light_commands_do_not_import_the_broker() -> None:
+    """Every command pays for imports: --help must not import the broker, rich, or numeric libraries."""
     program = (
         "import sys; from headrace.cli.app import run; run(['topic', 'ls', '--help']);"
         "print([m for m in sys.modules if m.split('.')[0] in "

@@ -1,4 +1,4 @@
-"""--json everywhere: what a program asks for it can read."""
+"""--json of every command."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import httpx
 from headrace.cli.app import root
 from tests.cli.running import Broker
 
-# Their output is a script, or what others say as they go. docs/cli.md names them.
+# Their output is a script, or the output of another program. docs/cli.md names them.
 WITHOUT = {"completion", "demo", "pipeline run"}
 
 
@@ -25,7 +25,7 @@ def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[s
             yield " ".join((*path, name)), command
 
 
-def test_every_command_answers_in_json_when_asked() -> None:
+def test_every_command_has_a_json_option() -> None:
     found = dict(commands(root))
     lacking = {
         name for name, command in found.items() if "--json" not in {flag for one in command.params for flag in one.opts}
@@ -36,7 +36,7 @@ def test_every_command_answers_in_json_when_asked() -> None:
 BOUND = {"source": "json", "destination": "json", "routing_key": "key"}
 
 
-def test_what_changes_something_says_what(broker: Broker) -> None:
+def test_commands_that_change_something_report_it_in_json(broker: Broker) -> None:
     for words, answer in (
         ("queue add json", {"added": ["json"]}),
         ("exchange add json -t fanout", {"added": ["json"]}),
@@ -50,7 +50,7 @@ def test_what_changes_something_says_what(broker: Broker) -> None:
         assert json.loads(broker.said(*words.split(), "--json")) == answer
 
 
-def test_pipelines_and_definitions_say_what_was_written_and_asked_for(broker: Broker, tmp_path: Path) -> None:
+def test_pipeline_and_definitions_commands_report_in_json(broker: Broker, tmp_path: Path) -> None:
     sample, exported = str(tmp_path / "sample.py"), str(tmp_path / "definitions.json")
     assert json.loads(broker.said("pipeline", "init", sample, "--json")) == {"written": sample}
     report = {"state": "running", "details": {}}

@@ -1,4 +1,4 @@
-"""`headrace log`: looking into a data folder, with and without a broker on it."""
+"""`headrace log`: inspecting a data folder, with and without a running broker."""
 
 import json
 import signal
@@ -12,7 +12,7 @@ from tests.cli.running import Broker, headrace, serving
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty messages in sealed segments, and a few in another topic; no broker."""
+    """A folder with forty messages in sealed segments and a few in another topic; no broker is running."""
     data = tmp_path_factory.mktemp("data")
     with serving(data, "--segment-size", "4KB") as broker:
         for n in range(4):
@@ -41,7 +41,7 @@ def test_messages_are_dumped_without_a_broker(folder: Path) -> None:
     assert said(folder, "dump", "other").splitlines()[0].split("  ")[1:] == ["0", "key:", "a"]
 
 
-def test_batches_are_dumped_as_they_lie_on_disk(folder: Path) -> None:
+def test_batches_are_dumped_as_stored(folder: Path) -> None:
     batches = [json.loads(line) for line in said(folder, "dump", "orders", "-b", "--json").splitlines()]
     assert sum(batch["records"] for batch in batches) == 40
     for before, after in pairwise(batches):
@@ -54,7 +54,7 @@ def test_batches_are_dumped_as_they_lie_on_disk(folder: Path) -> None:
     assert late == said(folder, "dump", "orders", "-b").splitlines()[-len(late) :]
 
 
-def test_a_sound_folder_is_said_to_be_sound(folder: Path) -> None:
+def test_verify_reports_a_sound_folder(folder: Path) -> None:
     report = json.loads(said(folder, "verify", "--json"))
     assert report["sound"] is True
     assert (report["logs"], report["records"], report["problems"]) == (2, 42, [])
@@ -73,7 +73,7 @@ def test_damage_is_found_and_has_its_own_exit_code(tmp_path: Path) -> None:
     assert f"problem\t{segment} is damaged at byte" in done.stdout.decode()
 
 
-def test_a_deleted_index_is_made_again(folder: Path) -> None:
+def test_a_deleted_index_is_rebuilt(folder: Path) -> None:
     indexes = sorted((folder / "logs").glob("*orders*/*.index"))[:-1]
     before = [index.read_bytes() for index in indexes]
     for index in indexes:
@@ -82,7 +82,7 @@ def test_a_deleted_index_is_made_again(folder: Path) -> None:
     assert [index.read_bytes() for index in indexes] == before
 
 
-def test_a_folder_with_a_broker_on_it_is_looked_at_but_not_changed(tmp_path: Path) -> None:
+def test_the_folder_of_a_running_broker_can_be_inspected_but_not_changed(tmp_path: Path) -> None:
     with serving(tmp_path / "data") as broker:
         broker.said("pub", "orders", "x")
         done = headrace("log", "ls", "--json", "--data-dir", str(tmp_path / "data"))
@@ -100,15 +100,15 @@ def test_a_folder_with_a_broker_on_it_is_looked_at_but_not_changed(tmp_path: Pat
         (["ls", "--data-dir", "/nowhere"], "/nowhere is not a data folder"),
     ],
 )
-def test_what_is_not_there_is_exit_code_4(folder: Path, arguments: list[str], sentence: str) -> None:
+def test_a_missing_object_is_exit_code_4(folder: Path, arguments: list[str], sentence: str) -> None:
     done = headrace("log", *arguments, HEADRACE_DATA_DIR=str(folder))
     assert done.returncode == 4
     assert sentence in done.stderr.decode()
 
 
-def test_a_damaged_journal_stops_the_start_and_there_is_a_way_on(tmp_path: Path) -> None:
+def test_a_damaged_journal_prevents_the_start_until_it_is_repaired(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    broker = Broker(data, "--checkpoint-interval", "1h")  # after one nobody needs the journal
+    broker = Broker(data, "--checkpoint-interval", "1h")  # after a checkpoint the journal is not needed
     try:
         broker.said("pub", "orders", *["first"] * 5)
         broker.said("pub", "orders", *["last"] * 5)

@@ -1,4 +1,4 @@
-"""The command line with users: credentials in the address, and nowhere that they could be seen."""
+"""Login of commands: credentials in the URL, and never in output."""
 
 import contextlib
 import subprocess
@@ -55,7 +55,7 @@ def test_every_kind_of_command_logs_in(guarded: Served) -> None:
     assert headrace("topic", "ls", "--url", url_of(guarded, "ann")).returncode == 0
 
 
-def test_who_is_not_let_in_is_told_so_without_the_password(guarded: Served) -> None:
+def test_a_refused_login_is_reported_without_the_password(guarded: Served) -> None:
     for user, password, reason in (
         ("ann", "not-the-secret", b"Login failed"),
         ("plain", PASSWORD, b"no access to virtual host"),
@@ -68,7 +68,7 @@ def test_who_is_not_let_in_is_told_so_without_the_password(guarded: Served) -> N
     assert done.returncode == 0, done.stderr
 
 
-def test_an_address_is_shown_without_its_password() -> None:
+def test_a_url_is_shown_without_its_password() -> None:
     assert without_password("http://ann:se@cret@h:1/x") == "http://ann:***@h:1/x"
     assert without_password("ann:secret@h") == "ann:***@h"
     assert without_password("http://h:1") == "http://h:1"
@@ -82,7 +82,7 @@ def test_an_address_is_shown_without_its_password() -> None:
 
 
 def test_spark_logs_in_by_its_bootstrap_option(guarded: Served) -> None:
-    """What the source and the sink say to a broker, without a JVM: the whole way is in the tests of Spark."""
+    """The HTTP requests of the Spark source and sink, without a JVM; tests/spark covers the rest."""
     for password, refused in ((PASSWORD, False), ("wrong", True)):
         link = BrokerLink(url_of(guarded, "ann", password))
         with pytest.raises(AccessRefused, match="Login failed") if refused else contextlib.nullcontext():
@@ -92,14 +92,14 @@ def test_spark_logs_in_by_its_bootstrap_option(guarded: Served) -> None:
     assert "secret" not in repr([read_options(given), write_options(given)])
 
 
-def test_the_data_folder_out_of_sight_is_named_without_the_password(guarded: Served, tmp_path: Path) -> None:
+def test_a_remote_data_folder_is_reported_without_the_password(guarded: Served, tmp_path: Path) -> None:
     from headrace.errors import NotFound
-    from headrace.pipelines.maintenance import Upkeep
+    from headrace.pipelines.maintenance import TopicMaintenance
 
     (Path(guarded.config.data_dir) / "slots").rename(tmp_path / "slots")
     try:
-        with pytest.raises(NotFound, match="not in sight") as refused:
-            Upkeep(url_of(guarded, "ann"))
+        with pytest.raises(NotFound, match="not on this machine") as refused:
+            TopicMaintenance(url_of(guarded, "ann"))
     finally:
         (tmp_path / "slots").rename(Path(guarded.config.data_dir) / "slots")
     assert "word" not in str(refused.value)

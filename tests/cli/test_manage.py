@@ -1,4 +1,4 @@
-"""The nouns of the management API, as people type them, against a broker in a process of its own."""
+"""The management commands, against a broker in its own process."""
 
 import json
 import socket
@@ -25,21 +25,21 @@ def post_lines(path: str, lines: str) -> None:
 
 
 def at_last(broker: Broker, *arguments: str, until: Callable[[str], bool]) -> str:
-    """What is said once the broker has come so far: what a command sets off goes on after it was answered."""
+    """Repeats a command until its output matches, because changes may take effect after the response."""
     deadline = time.monotonic() + PATIENCE_S
     while not until(said := broker.said(*arguments)):
         assert time.monotonic() < deadline, said
     return said
 
 
-def test_a_queue_is_added_listed_filled_looked_into_purged_and_removed(broker: Broker) -> None:
+def test_the_life_of_a_queue(broker: Broker) -> None:
     broker.said("queue", "add", "cli-q", "-a", "x-max-length=100")
     assert broker.said("queue", "ls", "cli-q", "-n", "9" * 30).split("\t")[:3] == ["cli-q", "classic", "0"]
     broker.said("exchange", "pub", "amq.default", "cli-q", "hello there")
     assert broker.said("queue", "peek", "cli-q").strip().endswith("hello there")
     facts = dict(line.split("\t") for line in broker.said("queue", "info", "cli-q").splitlines())
     assert (facts["ready"], facts["argument_x-max-length"]) == ("1", "100")
-    assert broker.run("queue", "purge", "cli-q").returncode == 2, "nobody can be asked"
+    assert broker.run("queue", "purge", "cli-q").returncode == 2, "stdin is not a terminal"
     broker.said("queue", "purge", "cli-q", "--yes")
     assert json.loads(broker.said("queue", "info", "cli-q", "--json"))["messages"] == 0
     broker.said("queue", "rm", "cli-q", "--yes")
@@ -47,8 +47,8 @@ def test_a_queue_is_added_listed_filled_looked_into_purged_and_removed(broker: B
     assert gone.returncode == 4 and b"cli-q" in gone.stderr
 
 
-def test_a_peek_looks_through_all_of_a_long_log(broker: Broker) -> None:
-    """The broker looks at 20,000 messages for one question and says where to go on."""
+def test_peek_searches_all_of_a_long_log(broker: Broker) -> None:
+    """The broker scans 20,000 messages per request and returns where to continue."""
     for first in (0, 10_000, 20_000):
         hay = (f"needle {n}" if n in (7, 24_999) else "hay" for n in range(first, first + 10_000))
         lines = "".join(json.dumps({"value": value}) + "\n" for value in hay)
@@ -62,7 +62,7 @@ def test_a_peek_looks_through_all_of_a_long_log(broker: Broker) -> None:
     assert broker.said(*peek, "-n", "1").split("\t")[0] == "7"
 
 
-def test_exchanges_and_bindings_lead_messages(broker: Broker) -> None:
+def test_exchanges_and_bindings_route_messages(broker: Broker) -> None:
     broker.said("exchange", "add", "cli-ex", "-t", "topic")
     broker.said("queue", "add", "cli-bound")
     broker.said("binding", "add", "cli-ex", "cli-bound", "a.#")
@@ -76,7 +76,7 @@ def test_exchanges_and_bindings_lead_messages(broker: Broker) -> None:
     assert "cli-ex" not in broker.said("exchange", "ls")
 
 
-def test_a_policy_is_set_and_cleared_with_either_tools_spelling(broker: Broker) -> None:
+def test_a_policy_is_set_and_removed_with_both_spellings(broker: Broker) -> None:
     broker.said("queue", "add", "cli-ruled")
     broker.said("policy", "set", "cli-p", "^cli-ruled$", '{"max-length": 3}')
     assert '{"max-length":3}' in broker.said("policy", "ls")
@@ -86,9 +86,9 @@ def test_a_policy_is_set_and_cleared_with_either_tools_spelling(broker: Broker) 
     assert broker.said("policies", "list") == ""
 
 
-def test_a_virtual_host_is_added_used_and_removed_with_either_tools_spelling(broker: Broker) -> None:
+def test_a_virtual_host_is_added_and_removed_with_both_spellings(broker: Broker) -> None:
     broker.said("vhost", "add", "cli-host")
-    broker.said("add_vhost", "cli-host")  # it is there already
+    broker.said("add_vhost", "cli-host")  # it already exists
     assert "cli-host\t0\t0\n" in broker.said("list_vhosts")
     broker.said("queue", "add", "inside", "-p", "cli-host")
     assert broker.said("list_queues", "-p", "cli-host", "name", "consumers") == "inside\t0\n"
@@ -102,12 +102,12 @@ def test_a_virtual_host_is_added_used_and_removed_with_either_tools_spelling(bro
     assert broker.said("vhost", "limit", "cli-host", "--max-queues", "-1") == "max-connections\t9\n"
     broker.said("set_permissions", "-p", "cli-host", "guest", "^in", "", "")
     assert broker.said("list_permissions", "-p", "cli-host") == "guest\tcli-host\t\t^in\t\t\n"
-    assert broker.run("vhost", "rm", "cli-host").returncode == 2, "nobody can be asked"
+    assert broker.run("vhost", "rm", "cli-host").returncode == 2, "stdin is not a terminal"
     broker.said("delete_vhost", "cli-host", "--yes")
     assert broker.run("queue", "ls", "-p", "cli-host").returncode == 4
 
 
-def test_dead_letters_are_listed_looked_at_and_sent_back(broker: Broker) -> None:
+def test_dead_letters_are_listed_shown_and_replayed(broker: Broker) -> None:
     broker.said("queue", "add", "cli-dead")
     broker.said("queue", "add", "cli-again")
     arguments = ("-a", "x-dead-letter-exchange=", "-a", "x-dead-letter-routing-key=cli-dead", "-a", "x-max-length=1")
@@ -123,8 +123,8 @@ def test_dead_letters_are_listed_looked_at_and_sent_back(broker: Broker) -> None
     assert json.loads(broker.said("dlq", "replay", "cli-dead", "--yes", "--json"))["matched"] == 0
 
 
-def test_a_peek_at_dead_letters_looks_through_all_of_them(broker: Broker) -> None:
-    """The broker looks at 20,000 for one question and says where to go on."""
+def test_peek_searches_all_dead_letters(broker: Broker) -> None:
+    """The broker scans 20,000 messages per request and returns where to continue."""
     broker.said("queue", "add", "cli-graveyard", "-a", "x-max-priority=1")
     for partition, last in ((1, 30_000), (0, 10_000)):
         for first in range(0, last, 10_000):
@@ -141,7 +141,7 @@ def test_a_peek_at_dead_letters_looks_through_all_of_them(broker: Broker) -> Non
     assert broker.said(*nothing) == ""
 
 
-def test_a_reset_is_a_dry_run_until_it_is_told_otherwise(broker: Broker) -> None:
+def test_a_reset_is_a_dry_run_without_execute(broker: Broker) -> None:
     for number in range(3):
         broker.said("pub", "cli-topic", str(number))
     body = b'{"topic": "cli-topic", "partitions": [{"partition": 0, "offset": 3}]}'
@@ -157,7 +157,7 @@ def test_a_reset_is_a_dry_run_until_it_is_told_otherwise(broker: Broker) -> None
     assert broker.run("group", "info", "cli-job").returncode == 4
 
 
-def test_definitions_go_out_and_come_back(broker: Broker, tmp_path: Path) -> None:
+def test_definitions_are_exported_and_imported(broker: Broker, tmp_path: Path) -> None:
     broker.said("queue", "add", "cli-defined")
     file = tmp_path / "definitions.json"
     broker.said("definitions", "export", str(file))
@@ -168,24 +168,24 @@ def test_definitions_go_out_and_come_back(broker: Broker, tmp_path: Path) -> Non
     assert broker.run("definitions", "import", str(file)).returncode == 2
 
 
-def test_bench_says_what_it_measured_and_cleans_up(broker: Broker) -> None:
+def test_bench_prints_its_results_and_cleans_up(broker: Broker) -> None:
     result = json.loads(broker.said("bench", "-n", "500", "-s", "100", "--json"))
     assert result["publish_per_second"] > 0 and result["consume_per_second"] > 0
     assert "headrace-bench" not in broker.said("queue", "ls")
 
 
-def test_top_shows_the_streams_once_when_nobody_watches(broker: Broker) -> None:
+def test_top_prints_the_streams_once_in_a_pipe(broker: Broker) -> None:
     broker.said("queue", "add", "cli-top")
     assert any(line.startswith("cli-top\tqueue\t0") for line in broker.said("top", "-n", "100").splitlines())
     assert "rates" in json.loads(broker.said("top", "--json"))["overview"]
 
 
 def test_connections_are_listed(broker: Broker) -> None:
-    at_last(broker, "connection", "ls", until=lambda said: said == "")  # the last one may still be on its way out
+    at_last(broker, "connection", "ls", until=lambda said: said == "")  # the last connection may still be closing
     assert broker.run("connection", "rm", "nobody", "--yes").returncode == 4
 
 
-def test_the_doctor_says_that_a_port_is_taken_in_few_words(tmp_path: Path) -> None:
+def test_the_doctor_reports_a_port_in_use_briefly(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = headrace("doctor", "--json", "--data-dir", str(tmp_path / "data"), HEADRACE_HTTP=f"127.0.0.1:{port}")
@@ -193,7 +193,7 @@ def test_the_doctor_says_that_a_port_is_taken_in_few_words(tmp_path: Path) -> No
     assert checks["port of http"]["found"] == f"{port}: address already in use"
 
 
-def test_the_doctor_says_what_is_there(tmp_path: Path) -> None:
+def test_the_doctor_lists_its_findings(tmp_path: Path) -> None:
     done = headrace("doctor", "--json", "--data-dir", str(tmp_path / "data"))
     checks = {check["check"]: check for check in json.loads(done.stdout)["checks"]}
     assert checks["Python"]["state"] == checks["compiled kernels"]["state"] == "ok"

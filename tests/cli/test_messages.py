@@ -14,7 +14,7 @@ from headrace import Consumer, Producer
 from tests.cli.running import COMMAND, PATIENCE_S, Broker, Started, environment
 
 
-def test_what_is_published_is_read(broker: Broker) -> None:
+def test_published_messages_are_read(broker: Broker) -> None:
     assert broker.said("pub", "hello", "one", "two", "-k", "key") == "hello\t0\t0\t1\t2\n"
     assert broker.said("sub", "hello", "-e") == "one\ntwo\n"
     assert broker.said("sub", "hello", "-e", "-K", ":") == "key:one\nkey:two\n"
@@ -46,7 +46,7 @@ def test_keys_and_headers_may_be_any_bytes(broker: Broker) -> None:
     assert broker.run("sub", "bytes", "-e", "-f", r"%k %h %s\n").stdout == b"\xff name=\xfe value\n"
 
 
-def test_json_out_is_json_in(broker: Broker) -> None:
+def test_json_output_can_be_published_again(broker: Broker) -> None:
     broker.said("pub", "from", "-k", "k", "-H", "h=v", "text")
     with Producer("from", broker.url) as producer:
         producer.publish(b"\xff\x00", key=b"\xfe", headers=[("x", b"\x80"), ("x", None)])
@@ -70,7 +70,7 @@ def test_many_lines_arrive_in_order(broker: Broker) -> None:
     assert broker.run("sub", "many", "-e").stdout == lines
 
 
-def test_a_follower_gets_what_comes(broker: Broker) -> None:
+def test_a_follower_receives_new_messages(broker: Broker) -> None:
     broker.said("pub", "follow", "before")
     follower = Started(["sub", "follow", "-o", "0", "-c", "3"], HEADRACE_URL=broker.url)
     assert follower.until("before")
@@ -86,7 +86,7 @@ def test_several_partitions_are_followed_as_one(broker: Broker) -> None:
     broker.said("pub", "spread", "-p", "0", "first")
     follower.until("0 first")
     broker.said("pub", "spread", "-p", "2", "second")
-    follower.until("2 second")  # by now it follows all of them at once
+    follower.until("2 second")  # by now it follows all partitions at once
     broker.said("pub", "spread", "-p", "1", "third")
     follower.until("1 third")
     broker.said("pub", "spread", "-p", "2", "fourth")
@@ -98,7 +98,7 @@ def test_several_partitions_are_followed_as_one(broker: Broker) -> None:
 
 
 def test_reading_by_time(broker: Broker) -> None:
-    broker.said("topic", "add", "times", "-c", "retention_ms=-1")  # they are years old: housekeeping would take them
+    broker.said("topic", "add", "times", "-c", "retention_ms=-1")  # years old: retention would delete them
     with Producer("times", broker.url) as producer:
         for stamp in (1_000, 2_000, 3_000):
             producer.publish(str(stamp), timestamp=1_700_000_000_000 + stamp)
@@ -107,20 +107,20 @@ def test_reading_by_time(broker: Broker) -> None:
     assert broker.said("sub", "times", "-e", "-o", "s@1h") == ""
 
 
-def test_tail_shows_the_last_and_what_comes(broker: Broker) -> None:
+def test_tail_shows_the_last_messages_and_new_ones(broker: Broker) -> None:
     broker.said("pub", "tailed", *[f"m{n}" for n in range(20)])
     shown = broker.said("tail", "tailed", "--no-follow", "-n", "2")
     assert [line.split("  ")[1:] for line in shown.splitlines()] == [["0:18", "m18"], ["0:19", "m19"]]
     follower = Started(["tail", "tailed", "-n", "1"], HEADRACE_URL=broker.url)
     follower.until("m19")
     broker.said("pub", "tailed", "-k", "key", "next\x1b[2J")
-    follower.until(r"0:20  key:  next\\x1b\[2J")  # nothing that would clear the screen
+    follower.until(r"0:20  key:  next\\x1b\[2J")  # control sequences are escaped
     assert follower.stop(signal.SIGINT) == 130
     assert follower.errors.strip() == ""
     assert json.loads(broker.said("tail", "tailed", "--no-follow", "-n", "1", "--json"))["offset"] == 20
 
 
-def test_a_reader_that_had_enough_is_no_error(broker: Broker) -> None:
+def test_a_reader_that_exits_early_is_not_an_error(broker: Broker) -> None:
     broker.said("pub", "long", stdin=(b"x" * 99 + b"\n") * 5_000)
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", f"{' '.join(COMMAND)} sub long -e | head -c 50"],
@@ -155,7 +155,7 @@ def test_a_reader_that_had_enough_is_no_error(broker: Broker) -> None:
         (["topic", "create", "\udcff"], 2, "not valid UTF-8"),
     ],
 )
-def test_a_mistake_is_one_sentence(broker: Broker, arguments: list[str], code: int, sentence: str) -> None:
+def test_an_error_is_one_sentence(broker: Broker, arguments: list[str], code: int, sentence: str) -> None:
     if arguments[1:2] == ["errors"]:
         broker.said("pub", "errors", "x") if not broker.run("sub", "errors", "-c", "1").stdout else None
     done = broker.run(*arguments)
@@ -165,7 +165,7 @@ def test_a_mistake_is_one_sentence(broker: Broker, arguments: list[str], code: i
     assert said.count("\n") == 1
 
 
-def test_nobody_there_is_exit_code_3() -> None:
+def test_an_unreachable_broker_is_exit_code_3() -> None:
     done = subprocess.run(
         [*COMMAND, "pub", "x", "y"],
         env=environment(HEADRACE_URL="http://127.0.0.1:1"),
@@ -181,15 +181,15 @@ def test_nobody_there_is_exit_code_3() -> None:
 
 
 def all_of(terminal: int) -> bytes:
-    """What was written to it, in however many pieces it comes, once nobody writes any more."""
+    """Reads the output until the other end is closed."""
     text = b""
-    with contextlib.suppress(OSError):  # the other end is gone
+    with contextlib.suppress(OSError):  # the other end is closed
         while piece := os.read(terminal, 10_000):
             text += piece
     return text
 
 
-def test_people_get_tables_and_pipes_get_values(broker: Broker) -> None:
+def test_terminals_get_tables_and_pipes_get_tsv(broker: Broker) -> None:
     broker.said("pub", "shown", "x")
     ours, theirs = pty.openpty()
     try:

@@ -1,4 +1,4 @@
-"""A catalog that is damaged: what a start does by itself, and `headrace log repair` where it cannot."""
+"""A damaged catalog: restored by the start, or repaired with `headrace log repair`."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def document(data: Path) -> Path:
 
 
 def flip_a_digit(data: Path) -> bytes:
-    """A retention that is shorter than it should be: believed, it would delete messages."""
+    """Shortens the retention in the document: if it were accepted, messages would be deleted."""
     content = document(data).read_bytes()
     at = content.index(b"retention_ms") + len(b'retention_ms": "')
     assert content[at : at + 1].isdigit()
@@ -39,7 +39,7 @@ def messages(data: Path) -> list[str]:
         return broker.said("sub", "orders", "-e", "-f", "%s\n").splitlines()
 
 
-def test_a_damaged_catalog_is_restored_or_there_is_a_way_on(folder: Path) -> None:
+def test_a_damaged_catalog_is_restored_or_can_be_repaired(folder: Path) -> None:
     before = document(folder).read_bytes()
     flip_a_digit(folder)
     with serving(folder) as broker:
@@ -64,8 +64,8 @@ def test_a_damaged_catalog_is_restored_or_there_is_a_way_on(folder: Path) -> Non
     accepted = headrace("log", "repair", "--accept-loss", "--data-dir", str(folder))
     assert accepted.returncode == 0, accepted.stderr
     kept = folder / "damaged" / "catalog" / "streams"
-    aside = max(kept.iterdir(), key=lambda path: len(path.name))  # the first is what the start had replaced
-    assert f"quarantined: {aside}\n" in accepted.stdout.decode()
+    aside = max(kept.iterdir(), key=lambda path: len(path.name))  # the shorter name is what the start replaced
+    assert f"set aside: {aside}\n" in accepted.stdout.decode()
     assert aside.read_bytes() == damaged
     with serving(folder) as broker:
         assert broker.said("topic", "ls", "--json").count("orders") == 0
@@ -78,15 +78,15 @@ def test_a_damaged_catalog_is_restored_or_there_is_a_way_on(folder: Path) -> Non
 
 
 def document_name(aside: Path) -> str:
-    """Without the number that tells it from one that was set aside before."""
+    """The name without the number that was added because the name was taken."""
     return aside.name.partition(".json")[0] + ".json"
 
 
-def test_a_file_that_is_not_damaged_is_not_touched(folder: Path) -> None:
+def test_repair_refuses_a_document_that_is_not_damaged(folder: Path) -> None:
     done = headrace("log", "repair", "--as-is", "other.json", "--data-dir", str(folder))
     assert done.returncode != 0
     assert "other.json is not a damaged document" in done.stderr.decode()
 
 
-def test_every_kind_of_document_has_its_consequence() -> None:
+def test_every_kind_of_document_has_a_described_effect() -> None:
     assert repair.WITHOUT.keys() == set(KINDS)

@@ -16,7 +16,7 @@ def record(*fields: dict[str, object]) -> str:
 
 ID = {"name": "id", "type": "int"}
 FIRST, SECOND = record(ID), record(ID, {"name": "note", "type": "string", "default": ""})
-BROKEN = record(ID, {"name": "price", "type": "int"})  # what is there has none
+BROKEN = record(ID, {"name": "price", "type": "int"})  # the registered schema has no such field
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_the_life_of_a_subject(broker: Broker, files: Path) -> None:
     assert shown["schema"] == SECOND
     assert broker.said("schemas", "list", "lif") == f"life\tAVRO\t2\t2\t{made['id']}\tBACKWARD\n"
 
-    assert broker.run("schema", "delete", "life").returncode == 2, "nobody can be asked"
+    assert broker.run("schema", "delete", "life").returncode == 2, "stdin is not a terminal"
     gone = json.loads(broker.said("schema", "delete", "life", "--version", "1", "--yes", "--json"))
     assert gone == {"removed": ["life"], "versions": [1]}
     gone = json.loads(broker.said("schema", "rm", "life", "--permanent", "-y", "--json"))
@@ -61,7 +61,7 @@ def test_the_life_of_a_subject(broker: Broker, files: Path) -> None:
     assert broker.said("schema", "ls", "life", "--deleted") == ""
 
 
-def test_a_deleted_subject_is_listed_when_asked_for_and_goes_for_good(broker: Broker, files: Path) -> None:
+def test_a_deleted_subject_is_listed_on_request_and_removed_permanently(broker: Broker, files: Path) -> None:
     broker.said("schema", "register", "gone", str(files / "first.avsc"))
     broker.said("schema", "rm", "gone", "--yes")
     assert broker.said("schema", "ls", "gone") == ""
@@ -72,11 +72,11 @@ def test_a_deleted_subject_is_listed_when_asked_for_and_goes_for_good(broker: Br
     assert broker.run("schema", "rm", "gone", "--permanent", "--yes").returncode == 4
 
 
-def test_what_is_checked_is_said_as_what_is_registered() -> None:
+def test_check_and_register_agree() -> None:
     assert [one.to_info_dict() for one in check.params] == [one.to_info_dict() for one in register.params]
 
 
-def test_levels_are_shown_set_and_taken_away(broker: Broker) -> None:
+def test_compatibility_levels_are_shown_set_and_unset(broker: Broker) -> None:
     level = ("schema", "compatibility")
     assert broker.said(*level) == "BACKWARD\n"
     assert broker.said(*level, "levelled", "full") == "FULL\n"
@@ -87,7 +87,7 @@ def test_levels_are_shown_set_and_taken_away(broker: Broker) -> None:
     broker.said(*level, "--global", "backward")
 
 
-def test_a_schema_refers_to_others_which_stay(broker: Broker, files: Path) -> None:
+def test_a_referenced_schema_cannot_be_removed(broker: Broker, files: Path) -> None:
     broker.said("schema", "register", "base", str(files / "base.proto"))
     user = ("register", "user", str(files / "user.proto"))
     assert broker.run("schema", *user).returncode == 2, "it needs the other one"
@@ -98,7 +98,7 @@ def test_a_schema_refers_to_others_which_stay(broker: Broker, files: Path) -> No
     assert needed.returncode == 5 and b"references exist" in needed.stderr
 
 
-def test_a_person_is_shown_any_text_and_their_terminal_left_alone() -> None:
+def test_schemas_are_printed_without_control_characters() -> None:
     assert "    12345678901234567890,\n    1.0\n" in readable('{"a":[12345678901234567890,1.0]}', "JSON")
     assert readable("no JSON\x1b[2J\nat all", "AVRO") == "no JSON\\x1b[2J\nat all"
     assert readable("[" * 100_000, "JSON") == "[" * 100_000
@@ -119,7 +119,7 @@ def test_a_person_is_shown_any_text_and_their_terminal_left_alone() -> None:
         (["compatibility", "x", "--unset"], 4, "Subject 'x' not found"),
     ],
 )
-def test_a_mistake_is_one_sentence(
+def test_an_error_is_one_sentence(
     broker: Broker,
     files: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""`headrace serve`: starting, stopping, and every way in which it cannot."""
+"""`headrace serve`: starting, stopping, and every error that prevents a start."""
 
 import signal
 import socket
@@ -14,7 +14,7 @@ from tests.cli.running import ONLY_HTTP, SMALL, Broker, Started, closed_terminal
 
 
 def start_that_fails(*arguments: str, cwd: Path | None = None, **env: str) -> tuple[int, str]:
-    """The exit code and the one sentence."""
+    """The exit code and the error sentence."""
     done = headrace("serve", *arguments, cwd=cwd, **env)
     sentence = done.stderr.decode()
     assert sentence.count("\n") == 1, sentence
@@ -27,7 +27,7 @@ def start_that_fails(*arguments: str, cwd: Path | None = None, **env: str) -> tu
     [(signal.SIG_IGN, signal.SIGTERM), (signal.SIG_DFL, signal.SIGHUP)],
     ids=["nohup", "terminal"],
 )
-def test_a_stop_is_clean_and_the_next_start_says_so(tmp_path: Path, hangups: signal.Handlers, number: int) -> None:
+def test_the_start_after_a_clean_stop_reports_it(tmp_path: Path, hangups: signal.Handlers, number: int) -> None:
     with closed_terminals(hangups):
         broker = Broker(tmp_path / "data")
     if hangups is signal.SIG_IGN:
@@ -40,7 +40,7 @@ def test_a_stop_is_clean_and_the_next_start_says_so(tmp_path: Path, hangups: sig
         assert again.said("sub", "orders", "-e") == "one\ntwo\n"
 
 
-def test_a_kill_loses_nothing_and_the_next_start_says_so(tmp_path: Path) -> None:
+def test_a_kill_loses_nothing_and_the_next_start_reports_it(tmp_path: Path) -> None:
     broker = Broker(tmp_path / "data")
     broker.said("pub", "orders", stdin=b"".join(b"%d\n" % n for n in range(1000)))
     assert broker.stop(signal.SIGKILL) == -signal.SIGKILL
@@ -49,7 +49,7 @@ def test_a_kill_loses_nothing_and_the_next_start_says_so(tmp_path: Path) -> None
         assert again.said("sub", "orders", "-e").splitlines() == [str(n) for n in range(1000)]
 
 
-def test_it_greets_with_what_a_newcomer_needs_in_a_dozen_lines(tmp_path: Path) -> None:
+def test_the_start_prints_at_most_a_dozen_useful_lines(tmp_path: Path) -> None:
     with serving(tmp_path / "data") as broker:
         text = "".join(broker.lines)
         assert len(broker.lines) <= 12
@@ -58,7 +58,7 @@ def test_it_greets_with_what_a_newcomer_needs_in_a_dozen_lines(tmp_path: Path) -
         assert f"curl {broker.url}/topics/hello/messages" in text
 
 
-def test_a_busy_port_is_one_sentence(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_in_one_sentence(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         flags = ["--http", f"127.0.0.1:{port}", "--amqp", "off", "--kafka", "off", *SMALL]
@@ -68,15 +68,15 @@ def test_a_busy_port_is_one_sentence(tmp_path: Path) -> None:
     assert "--http" in sentence
 
 
-def test_a_folder_that_is_a_file_is_one_sentence(tmp_path: Path) -> None:
+def test_a_file_as_data_folder_is_reported_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("no folder")
     code, sentence = start_that_fails("--data-dir", str(tmp_path / "data"), *ONLY_HTTP)
     assert code == 6
     assert "it is not a folder" in sentence
 
 
-def test_a_folder_that_cannot_be_used_is_one_sentence() -> None:
-    code, sentence = start_that_fails("--data-dir", "/proc/headrace", *ONLY_HTTP)  # not even root may
+def test_an_unusable_data_folder_is_reported_in_one_sentence() -> None:
+    code, sentence = start_that_fails("--data-dir", "/proc/headrace", *ONLY_HTTP)  # not even root may write there
     assert code == 6
     assert "/proc/headrace cannot be opened" in sentence
 
@@ -100,20 +100,20 @@ def test_a_second_broker_on_a_folder_is_refused(tmp_path: Path) -> None:
         (["--config", "nowhere.toml"], "nowhere.toml"),
     ],
 )
-def test_a_wrong_setting_is_one_sentence_and_exit_code_2(tmp_path: Path, flags: list[str], sentence: str) -> None:
+def test_an_invalid_setting_is_one_sentence_and_exit_code_2(tmp_path: Path, flags: list[str], sentence: str) -> None:
     code, said = start_that_fails("--data-dir", str(tmp_path / "data"), *flags)
     assert code == 2
     assert sentence in said
     assert not (tmp_path / "data").exists()
 
 
-def test_a_wrong_environment_is_said_by_its_name(tmp_path: Path) -> None:
+def test_an_invalid_environment_variable_is_named(tmp_path: Path) -> None:
     code, sentence = start_that_fails(cwd=tmp_path, HEADRACE_RETENTION_MS="soon")
     assert code == 2
     assert "from the environment, HEADRACE_RETENTION_MS" in sentence
 
 
-def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+def test_options_override_the_environment_and_that_the_file(tmp_path: Path) -> None:
     (tmp_path / "headrace.toml").write_text('segment_size = "1MB"\nindex_interval = "8KB"\nretention_ms = "1d"\n')
     with serving(
         tmp_path / "data",
@@ -143,14 +143,14 @@ def test_storage_path_is_another_name_of_data_dir(tmp_path: Path) -> None:
         assert not (tmp_path / "ignored").exists()
 
 
-def test_the_log_can_be_json(tmp_path: Path) -> None:
+def test_the_log_can_be_written_as_json(tmp_path: Path) -> None:
     broker = Broker(tmp_path / "data", "--log-format", "json", "--log-level", "debug")
     broker.stop()
     for line in broker.errors.splitlines():
         assert "level" in msgspec.json.decode(line)
 
 
-def test_a_start_can_be_read_by_programs(tmp_path: Path) -> None:
+def test_the_start_can_be_printed_as_json(tmp_path: Path) -> None:
     started = Started(["serve", "--data-dir", str(tmp_path), *ONLY_HTTP, *SMALL, "--json"])
     ready = msgspec.json.decode(started.until("^.*$")[0])
     assert ready["event"] == "ready" and ready["recovery"]["new"] and ready["data_dir"] == str(tmp_path)
@@ -160,7 +160,7 @@ def test_a_start_can_be_read_by_programs(tmp_path: Path) -> None:
     assert [msgspec.json.decode(line)["event"] for line in started.lines] == ["ready", "stopping", "stopped"]
 
 
-def test_a_start_imports_nothing_that_no_client_has_asked_for(tmp_path: Path) -> None:
+def test_the_start_imports_only_what_it_needs(tmp_path: Path) -> None:
     broker = Broker(tmp_path, "--kafka", "localhost:0", "--amqp", "localhost:0", PYTHONPROFILEIMPORTTIME="1")
     assert broker.stop() == 0
     imported = {line.rpartition("|")[2].strip() for line in broker.errors.splitlines()}
@@ -169,8 +169,8 @@ def test_a_start_imports_nothing_that_no_client_has_asked_for(tmp_path: Path) ->
         assert not [one for one in imported if one.partition(".")[0] == name], name
 
 
-def test_the_schemas_of_kafka_bring_no_test_tools_with_them() -> None:
-    """kio imports hypothesis where it finds it, which is here, but not where a broker runs."""
+def test_the_kafka_schemas_do_not_import_test_tools() -> None:
+    """kio imports hypothesis if installed, as in tests; a broker must not."""
     code = (
         "import sys; from headrace.wire.kafka.schema import request_struct; request_struct(3, 9); "
         "print(sorted(name for name in sys.modules if name.startswith(('hypothesis', 'kio.index'))))"

@@ -1,4 +1,4 @@
-"""`headrace standby` as people use it: what it says, and what it will not do."""
+"""`headrace standby`: its output, and what it refuses."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from headrace.log.standby.frames import BadFrame, Frame, Kind
 from tests.cli.running import ONLY_HTTP, SMALL, Broker, Started, headrace, serving
 
 
-def test_a_standby_says_what_it_does_and_takes_over(broker: Broker, tmp_path: Path) -> None:
+def test_a_standby_reports_its_state_and_takes_over(broker: Broker, tmp_path: Path) -> None:
     folder = str(tmp_path / "standby")
     broker.said("pub", "orders", "first")
     standby = Started(["standby", broker.url, "--data-dir", folder, "--name", "second"])
@@ -38,7 +38,7 @@ def test_a_standby_says_what_it_does_and_takes_over(broker: Broker, tmp_path: Pa
     assert json.loads(again.lines[-1])["in_step"] is True
 
 
-def test_nothing_is_lost_by_stopping_the_leader_and_taking_over(tmp_path: Path) -> None:
+def test_stopping_the_leader_and_taking_over_loses_nothing(tmp_path: Path) -> None:
     folder = str(tmp_path / "standby")
     with serving(tmp_path / "leader") as leader:
         standby = Started(["standby", leader.url, "--data-dir", folder])
@@ -73,18 +73,18 @@ def test_nothing_is_copied_from_a_leader_without_a_valid_hello(tmp_path: Path, h
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"[" * 100_000])
-def test_a_refusal_that_says_nothing_is_told_by_its_status(body: bytes) -> None:
+def test_a_refusal_without_detail_is_reported_by_its_status(body: bytes) -> None:
     assert _detail(Response(503, {}, body)) == "status 503"
 
 
-def test_an_unfinished_copy_is_served_to_nobody(tmp_path: Path) -> None:
+def test_an_unfinished_copy_is_not_served(tmp_path: Path) -> None:
     (tmp_path / paths.STANDBY).write_text(json.dumps({"state": COPYING}))
     for command in (["serve", *ONLY_HTTP], ["log", "ls"]):
         refused = headrace(*command, "--data-dir", str(tmp_path))
         assert refused.returncode == 6 and b"unfinished copy" in refused.stderr, refused.stderr
 
 
-def test_a_standby_that_is_not_let_in_says_so_and_ends(broker: Broker, tmp_path: Path) -> None:
+def test_a_standby_whose_login_is_refused_exits_with_an_error(broker: Broker, tmp_path: Path) -> None:
     url = broker.url.replace("http://", "http://nobody:wrong@")
     refused = headrace("standby", url, "--data-dir", str(tmp_path / "standby"))
     assert refused.returncode == 1 and b"wrong" not in refused.stderr, refused.stderr

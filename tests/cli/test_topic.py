@@ -20,7 +20,7 @@ def test_the_life_of_a_topic(broker: Broker) -> None:
     assert broker.said("topic", "ls", "life") == ""
 
 
-def test_verbs_of_other_tools_work(broker: Broker) -> None:
+def test_aliases_of_other_tools_work(broker: Broker) -> None:
     broker.said("topic", "create", "verbs")
     broker.said("produce", "verbs", "x")
     broker.said("publish", "verbs", "y")
@@ -55,7 +55,7 @@ def test_topics_are_chosen_by_pattern(broker: Broker) -> None:
         (["topic", "infos", "x"], 2, "Did you mean 'info'?"),
     ],
 )
-def test_a_mistake_is_one_sentence(broker: Broker, arguments: list[str], code: int, sentence: str) -> None:
+def test_an_error_is_one_sentence(broker: Broker, arguments: list[str], code: int, sentence: str) -> None:
     broker.said("topic", "add", "twice", "--if-missing")
     done = broker.run(*arguments)
     said = done.stderr.decode()
@@ -64,7 +64,7 @@ def test_a_mistake_is_one_sentence(broker: Broker, arguments: list[str], code: i
     assert said.count("\n") == 1
 
 
-def test_status_says_how_the_broker_is(broker: Broker) -> None:
+def test_status_shows_the_state_of_the_broker(broker: Broker) -> None:
     facts = dict(line.split("\t") for line in broker.said("status").splitlines())
     assert facts["state"] == "ready"
     assert facts["pid"] == str(broker.process.pid)

@@ -1,4 +1,4 @@
-"""`headrace user`, at a running broker and in the folder of a stopped one."""
+"""`headrace user`, on a running broker and on the data folder of a stopped one."""
 
 import io
 import json
@@ -20,7 +20,7 @@ Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a broker that ran and was stopped."""
+    """The data folder of a stopped broker."""
     folder = tmp_path_factory.mktemp("stopped") / "data"
     with serving(folder):
         pass
@@ -35,7 +35,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture(params=["running", "stopped"])
 def run(request: pytest.FixtureRequest) -> Run:
-    """A command that works on users, in both places: what it does must not differ."""
+    """Runs `headrace user` on both kinds of store, which must behave alike."""
     if request.param == "running":
         broker: Broker = request.getfixturevalue("running")
         return broker.run
@@ -48,7 +48,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 def in_process(*arguments: str, stdin: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
-    """Without a process for each command, which would cost a second: in a folder there is nothing to be apart from."""
+    """Runs the command in this process, which saves a second per command."""
     out, err = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
     before, sys.stdin = sys.stdin, io.StringIO(stdin.decode())
     try:
@@ -85,7 +85,7 @@ def test_a_user_is_added_changed_and_removed(run: Run) -> None:
         assert run("user", *verb).returncode == 4, verb
 
 
-def test_rights_are_granted_listed_and_revoked(run: Run) -> None:
+def test_permissions_are_granted_listed_and_revoked(run: Run) -> None:
     said(run, "user", "add", "bob", "--password", "x")
     said(run, "user", "grant", "bob", "^c", "^w", "^r")
     said(run, "user", "grant-topic", "bob", "amq.topic", "^tw", "^tr")
@@ -108,7 +108,7 @@ def test_rights_are_granted_listed_and_revoked(run: Run) -> None:
     said(run, "user", "rm", "bob", "--yes")
 
 
-def test_the_verbs_of_rabbitmqctl_do_the_same(run: Run) -> None:
+def test_the_spellings_of_rabbitmqctl_do_the_same(run: Run) -> None:
     said(run, "add_user", "eve", "s3cret")
     said(run, "set_user_tags", "eve", "management")
     said(run, "set_permissions", "-p", "/", "eve", ".*", ".*", ".*")
@@ -128,14 +128,14 @@ def test_the_verbs_of_rabbitmqctl_do_the_same(run: Run) -> None:
         (("one", "--password", "two"), b"", "once"),
     ],
 )
-def test_a_password_is_said_once_and_is_not_empty(
+def test_a_password_is_given_once_and_not_empty(
     stopped: Path, arguments: tuple[str, ...], stdin: bytes, words: str
 ) -> None:
     done = in_process("user", "add", "someone", *arguments, "--data-dir", str(stopped), stdin=stdin)
     assert done.returncode == 2 and words in done.stderr.decode()
 
 
-def test_a_person_is_asked_twice_and_what_they_type_is_not_shown(stopped: Path) -> None:
+def test_the_password_prompt_asks_twice_without_echo(stopped: Path) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [*COMMAND, "user", "add", "typist", "--data-dir", str(stopped)],
@@ -156,13 +156,13 @@ def test_a_person_is_asked_twice_and_what_they_type_is_not_shown(stopped: Path) 
         while more := os.read(ours, 1000):
             shown += more
     except OSError:
-        pass  # the other end is gone
+        pass  # the other end is closed
     os.close(ours)
     assert b"typed-by-hand" not in shown
     assert b"typist" in in_process("user", "ls", "--data-dir", str(stopped)).stdout
 
 
-def test_a_running_broker_has_its_folder_to_itself(running: Broker, tmp_path: Path) -> None:
+def test_users_in_the_folder_of_a_running_broker_cannot_be_changed(running: Broker, tmp_path: Path) -> None:
     folder = Path(json.loads(running.said("status", "--json"))["data_dir"])
     done = headrace("user", "ls", "--data-dir", str(folder))
     assert done.returncode == 8 and b"in use by another broker" in done.stderr
@@ -171,8 +171,8 @@ def test_a_running_broker_has_its_folder_to_itself(running: Broker, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_who_is_locked_out_gets_back_in_through_the_folder(tmp_path: Path) -> None:
-    """guest removed, no other user: nobody can come in. The owner of the files can."""
+def test_a_lost_password_is_replaced_through_the_data_folder(tmp_path: Path) -> None:
+    """Without any user, no login is possible, but the owner of the files can add one."""
     folder = tmp_path / "data"
     with serving(folder):
         pass

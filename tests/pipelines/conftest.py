@@ -1,4 +1,4 @@
-"""One Spark session for all tests, and a broker for each that asks for one."""
+"""Fixtures: one Spark session for all tests, and brokers."""
 
 from tests.spark.fixtures import broker, pytest_collection_modifyitems, python_of_workers, shared_broker, spark
 

@@ -1,4 +1,4 @@
-"""The building blocks, each in a real pipeline: records in, the right records out."""
+"""The building blocks, each in a running pipeline."""
 
 import json
 from collections.abc import Iterator
@@ -9,14 +9,14 @@ import pytest
 
 from headrace.errors import InvalidInput
 from headrace.pipelines import Pipeline, Sink, Source, blocks
-from headrace.pipelines.run import PipelineFailed, Running, Where
+from headrace.pipelines.run import BrokerEndpoint, PipelineFailed, PipelineRunner
 from tests.listing import listed
 from tests.spark.world import RunningBroker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# PySpark warns of pandas 3 wherever it could use it, needed or not.
+# PySpark warns about pandas 3 even where it does not use it.
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 DAY_MS = 1_700_000_000_000
 
@@ -28,9 +28,9 @@ def pipeline(name: str, **more: Any) -> Pipeline:
 
 def run(spark: "SparkSession", broker: RunningBroker, declared: Pipeline, folder: Path) -> list[str]:
     said: list[str] = []
-    where = Where(broker.url, local=True)
+    where = BrokerEndpoint(broker.url, local=True)
     assert where.path == broker.path, "on one machine the files are read themselves"
-    Running(declared, spark, where, folder / "checkpoints", once=True, say=said.append).run()
+    PipelineRunner(declared, spark, where, folder / "checkpoints", once=True, say=said.append).run()
     return said
 
 
@@ -43,7 +43,7 @@ def results(broker: RunningBroker, topic: str) -> list[Any]:
     return [json.loads(m["value"]) for p in broker.ends(topic) for m in broker.messages(topic, p)]
 
 
-def test_json_is_decoded_filtered_and_mapped_and_what_is_bad_is_kept_with_the_reason(
+def test_json_is_decoded_and_bad_records_are_kept_with_the_reason(
     spark: "SparkSession", shared_broker: RunningBroker, tmp_path: Path
 ) -> None:
     declared = pipeline("json", dead_letter="json.dead")
@@ -59,12 +59,12 @@ def test_json_is_decoded_filtered_and_mapped_and_what_is_bad_is_kept_with_the_re
     assert results(shared_broker, "json.out") == [{"id": 2, "n": 100}]
     dead = shared_broker.messages("json.dead")
     assert [m["value"] for m in dead] == ["nonsense", '{"id": "x", "n": 1}']
-    assert dead[0]["headers"]["headrace.error"] == "the value is not JSON of id int, n int"
+    assert dead[0]["headers"]["headrace.error"] == "the value is not JSON with the schema id int, n int"
     assert dead[0]["headers"]["headrace.place"] == "json.in/0/1"
 
 
-def test_a_field_of_the_json_hides_the_column_of_its_name(spark: "SparkSession") -> None:
-    """Orders have a timestamp, too. With both in the rows no flow could name either: Spark found it ambiguous."""
+def test_a_json_field_replaces_the_column_of_the_same_name(spark: "SparkSession") -> None:
+    """Regression: with a field `timestamp` next to the column `timestamp`, Spark found the name ambiguous."""
     values = [b'{"id": 1, "timestamp": "then", "Key": "mine"}', b"nonsense"]
     rows = [(b"k", value, "t", 0, offset) for offset, value in enumerate(values)]
     records = spark.createDataFrame(rows, "key binary, value binary, topic string, partition int, offset long")
@@ -112,7 +112,7 @@ def test_duplicates_within_a_window_are_dropped_and_windows_are_summed(
     shared_broker.publish(
         "windows.in", ({"value": json.dumps({"id": i, "n": 1}), "timestamp": DAY_MS + s * 1000} for i, s in rows)
     )
-    # Later, so that the watermark passes the first windows: state is only written out when time has moved on.
+    # Later timestamps, so that the watermark passes the first windows and their state is emitted.
     shared_broker.publish("windows.in", [{"value": '{"id": 9, "n": 1}', "timestamp": DAY_MS + 900_000}])
 
     @declared.flow(to="out")
@@ -129,7 +129,7 @@ def test_duplicates_within_a_window_are_dropped_and_windows_are_summed(
     assert found == {0: 2, 60_000: 1, 120_000: 1, 480_000: 1}
 
 
-def test_an_aggregate_over_windows_and_groups_is_written_when_its_time_is_over(
+def test_an_aggregate_is_emitted_when_its_window_has_ended(
     spark: "SparkSession", shared_broker: RunningBroker, tmp_path: Path
 ) -> None:
     declared = pipeline("aggregate")
@@ -190,7 +190,7 @@ def test_state_is_kept_per_key_by_a_stateful_processor(
     assert sorted((r["k"], r["n"]) for r in found) == [("k0", 5), ("k0", 10), ("k1", 5), ("k1", 10)]
 
 
-def test_python_runs_over_arrow_batches_and_as_an_arrow_udf(
+def test_python_functions_run_on_arrow_batches_and_as_arrow_udfs(
     spark: "SparkSession", shared_broker: RunningBroker, tmp_path: Path
 ) -> None:
     import pyarrow as pa
@@ -235,7 +235,7 @@ def test_a_pipeline_reports_its_state_and_moves_its_cursor_to_the_end(
     assert 'headrace_pipeline_rows_total{pipeline="report"} 30.0' in metrics
 
 
-def test_an_error_in_a_flow_is_told_in_a_line(
+def test_an_error_in_a_flow_is_reported_in_one_line(
     spark: "SparkSession", shared_broker: RunningBroker, tmp_path: Path
 ) -> None:
     declared = pipeline("failing")
@@ -251,10 +251,10 @@ def test_an_error_in_a_flow_is_told_in_a_line(
     assert state["state"] == "failed" and "the reason" in state["details"]["last_error"]
 
 
-def test_a_declaration_that_makes_no_sense_is_refused() -> None:
+def test_an_invalid_declaration_is_refused() -> None:
     with pytest.raises(InvalidInput, match="no sink 'nowhere'"):
         pipeline("p").flow(to="nowhere")
-    with pytest.raises(InvalidInput, match="asks for 'customers'"):
+    with pytest.raises(InvalidInput, match="parameter 'customers' of flow"):
         pipeline("p").flow(to="out")(lambda customers: customers)
     with pytest.raises(InvalidInput, match="such as 500ms"):
         pipeline("p", trigger="often")

@@ -1,4 +1,4 @@
-"""Spark's own declarative pipelines over our source and sink: the example, as it is."""
+"""Spark's declarative pipelines with our source and sink: the example from the docs, unchanged."""
 
 import os
 import shutil

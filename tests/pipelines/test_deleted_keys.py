@@ -1,11 +1,11 @@
-"""A key that was deleted stays deleted, whatever part of its log a compaction on Spark leaves alone."""
+"""Compaction on Spark must not bring back deleted keys, whichever segments it skips."""
 
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from headrace.errors import Conflict
-from headrace.pipelines.maintenance import Upkeep
+from headrace.pipelines.maintenance import TopicMaintenance
 from tests.listing import listed
 from tests.spark.world import RunningBroker, numbered
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def roll(broker: RunningBroker, topic: str) -> None:
-    """More than a segment of other keys, so that what was published before is sealed."""
+    """Publishes more than a segment of other keys, so that earlier records are in sealed segments."""
     for part in range(2):
         broker.publish(topic, numbered(200, first=part * 200, keys=400, size=300))
 
 
 def described(broker: RunningBroker, topic: str) -> list[Any]:
-    """What became of the key, in order."""
+    """Values of the key, in order."""
     return [m["value"] for m in broker.messages(topic) if m["key"] == "doomed"]
 
 
@@ -35,12 +35,12 @@ def delete(broker: RunningBroker, topic: str) -> None:
     roll(broker, topic)
 
 
-def test_a_tombstone_stays_while_what_it_deletes_is_archived(
+def test_a_tombstone_is_kept_while_its_records_are_archived(
     spark: "SparkSession", shared_broker: RunningBroker
 ) -> None:
     broker, topic = shared_broker, "doomed-and-archived"
     prepare(broker, topic)
-    upkeep = Upkeep(broker.url, on="spark", session=spark)
+    upkeep = TopicMaintenance(broker.url, on="spark", session=spark)
     assert upkeep.tier(topic).written
     delete(broker, topic)
     upkeep.compact(topic)
@@ -53,13 +53,13 @@ def test_a_tombstone_stays_while_what_it_deletes_is_archived(
     upkeep.link.close()
 
 
-def test_a_tombstone_stays_while_what_it_deletes_could_not_be_rewritten(
+def test_a_tombstone_is_kept_while_its_records_could_not_be_removed(
     spark: "SparkSession", shared_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker, topic = shared_broker, "doomed-and-left"
     prepare(broker, topic)
     delete(broker, topic)
-    upkeep = Upkeep(broker.url, on="spark", session=spark)
+    upkeep = TopicMaintenance(broker.url, on="spark", session=spark)
     send = upkeep.link.send
 
     def refuse_the_first(method: str, *path: str, body: Any) -> Any:
@@ -79,14 +79,15 @@ def test_a_tombstone_stays_while_what_it_deletes_could_not_be_rewritten(
     upkeep.link.close()
 
 
-def test_a_segment_is_rewritten_once_for_the_time_from_which_on_its_tombstones_may_go(
+def test_a_segment_is_rewritten_once_to_set_its_delete_horizon(
     spark: "SparkSession", shared_broker: RunningBroker
 ) -> None:
-    """It gains nothing else by it: tombstones would stay for ever, or each run would write the segment again."""
+    """The rewrite gains nothing else. Without it tombstones would stay for ever; repeating it would rewrite at every
+    run."""
     broker, topic = shared_broker, "doomed-in-a-day"
     broker.create(topic, segment_size="64KB", cleanup_policy="compact", tombstone_retention="1d")
     delete(broker, topic)
-    upkeep = Upkeep(broker.url, on="spark", session=spark)
+    upkeep = TopicMaintenance(broker.url, on="spark", session=spark)
     for _ in range(2):
         upkeep.compact(topic)
         assert [item.generation for item in upkeep.sealed(topic)] == [1, *[0] * (len(upkeep.sealed(topic)) - 1)]

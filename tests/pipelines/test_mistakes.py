@@ -1,4 +1,4 @@
-"""Mistakes in a pipeline's file are told as such: with what is wrong and where, not as a bug of ours. Without a JVM."""
+"""Errors in a pipeline's file are reported with reason and line, not as internal errors. Without a JVM."""
 
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -10,7 +10,7 @@ from pyspark.errors import AnalysisException
 from headrace.errors import InvalidInput
 from headrace.pipelines import Source
 from headrace.pipelines.load import load_pipeline
-from headrace.pipelines.run import PipelineFailed, Running, Where
+from headrace.pipelines.run import BrokerEndpoint, PipelineFailed, PipelineRunner
 from headrace.spark.options import read_options
 from tests.spark.world import RunningBroker
 
@@ -25,7 +25,7 @@ def copy(orders):
 
 TABLE = {}
 """
-# What Spark makes of an error in a data source.
+# How Spark reports an error in a data source.
 NO_TOPIC = """[PYTHON_DATA_SOURCE_ERROR] Failed to create Python data source instance: Traceback:
   File "source.py", line 39, in schema
     Planner(chosen, access).topics()
@@ -34,11 +34,11 @@ headrace.spark.options.BadOption: option 'topic': topic 'orders' does not exist
 
 
 def run(broker: RunningBroker, file: Path, session: MagicMock, folder: Path) -> None:
-    where = Where(broker.url, local=False)
-    Running(load_pipeline(file), session, where, folder, once=True, say=lambda _: None).run()
+    where = BrokerEndpoint(broker.url, local=False)
+    PipelineRunner(load_pipeline(file), session, where, folder, once=True, say=lambda _: None).run()
 
 
-def test_a_flow_that_cannot_be_started_has_failed_with_its_reason(shared_broker: RunningBroker, tmp_path: Path) -> None:
+def test_a_flow_that_cannot_start_fails_with_its_reason(shared_broker: RunningBroker, tmp_path: Path) -> None:
     file = tmp_path / "mistaken.py"
     file.write_text(FILE)
     session = MagicMock()
@@ -64,31 +64,31 @@ def test_a_file_that_cannot_be_loaded_is_refused_with_its_reason(tmp_path: Path,
         load_pipeline(file)
 
 
-def test_a_source_may_begin_at_a_time() -> None:
-    """It has a place to begin at if nobody says one, and the two were said to contradict each other."""
+def test_a_source_may_start_at_a_timestamp() -> None:
+    """Regression: the default start was reported as contradicting the timestamp."""
     for name in ("startingTimestamp", "startingtimestamp"):
         chosen = read_options({"path": "/data"} | Source("orders", options={name: "1000"}).as_options())
         assert (chosen.starting, chosen.starting_ms) == (None, 1000)
     assert read_options({"path": "/data"} | Source("orders").as_options()).starting == "earliest"
-    with pytest.raises(InvalidInput, match="twice"):
+    with pytest.raises(InvalidInput, match="cannot be combined with"):
         read_options(
             {"path": "/data"} | Source("orders", start="latest", options={"startingTimestamp": "1000"}).as_options()
         )
 
 
 @pytest.mark.parametrize("error", [ConnectionRefusedError(111, "Connection refused"), Py4JNetworkError("no answer")])
-def test_a_jvm_that_is_gone_is_what_is_said_of_it(
+def test_a_lost_jvm_is_reported_as_such(
     shared_broker: RunningBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Killed for want of memory, say. That a connection was refused sounds as if it were the broker's."""
+    """The JVM may be killed for lack of memory. `connection refused` would sound like the broker's."""
     file = tmp_path / "mistaken.py"
     file.write_text(FILE.replace("mistaken", "killed"))
 
-    def follow(_: Running) -> None:
+    def follow(_: PipelineRunner) -> None:
         raise error
 
-    monkeypatch.setattr(Running, "_start_patiently", lambda *_: None)
-    monkeypatch.setattr(Running, "_follow", follow)
+    monkeypatch.setattr(PipelineRunner, "_start_with_retries", lambda *_: None)
+    monkeypatch.setattr(PipelineRunner, "_follow", follow)
     with pytest.raises(PipelineFailed, match="Spark's JVM does not answer any more"):
         run(shared_broker, file, MagicMock(), tmp_path)
     state = shared_broker.ok("GET", "/pipelines/killed")

@@ -1,4 +1,4 @@
-"""`headrace pipeline` as people use it: in a process of its own, watched, stopped, and killed."""
+"""`headrace pipeline` in its own process: watched, stopped and killed."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from headrace.pipelines import Pipeline, Sink, Source
 from headrace.pipelines import run as pipeline_run
 from headrace.pipelines.java import JavaMissing, check_java, parse_version
 from headrace.pipelines.load import load_pipeline
-from headrace.pipelines.run import START_ATTEMPTS, PipelineFailed, Running, Where
+from headrace.pipelines.run import START_ATTEMPTS, BrokerEndpoint, PipelineFailed, PipelineRunner
 from headrace.pipelines.sample import SAMPLE
 from tests.listing import listed
 from tests.spark.world import QUICK, RunningBroker, numbered, wait_until
@@ -25,10 +25,10 @@ from tests.spark.world import QUICK, RunningBroker, numbered, wait_until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# PySpark warns of pandas 3 wherever it could use it, needed or not.
+# PySpark warns about pandas 3 even where it does not use it.
 pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 
-START_S_MAX = 400  # of a session of its own, in a machine that is busy with others
+START_S_MAX = 400  # for a new session on a busy machine
 COPY = """
 import time
 
@@ -43,7 +43,7 @@ pipeline = Pipeline(
 
 
 def same(value):
-    while int(value) >= LIMIT:  # so far and no further, however late it is killed
+    while int(value) >= LIMIT:  # stops here until it is killed
         time.sleep(0.1)
     return value
 
@@ -66,7 +66,7 @@ def java() -> None:
 
 @contextmanager
 def beside(work: Callable[[], None]) -> Iterator[None]:
-    """With this going on in a thread of its own."""
+    """Runs a function in a thread meanwhile."""
     thread = threading.Thread(target=work)
     thread.start()
     try:
@@ -76,7 +76,7 @@ def beside(work: Callable[[], None]) -> Iterator[None]:
 
 
 class Command:
-    """A headrace command in a session of its own, so that everything it starts can be found and killed."""
+    """A headrace command in its own process group, so that everything it starts can be found and killed."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self._said = folder / "command.txt"
@@ -101,8 +101,8 @@ class Command:
         self._process.terminate()
 
     def kill_tree(self) -> None:
-        """Driver, JVM and Python workers at once, as a machine that loses power to them."""
-        for _ in range(2):  # one that was just being born is caught by the second look
+        """Kills driver, JVM and Python workers at once, like a power failure."""
+        for _ in range(2):  # the second pass catches a process that was just being started
             for pid in _session(self._process.pid):
                 try:
                     os.kill(pid, signal.SIGKILL)
@@ -126,11 +126,11 @@ def headrace(broker: RunningBroker, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
 
-def test_the_sample_runs_as_it_is_written_and_stops_when_asked(
+def test_the_sample_runs_unchanged_and_stops_on_request(
     broker: RunningBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
-        monkeypatch.delenv(name)  # which Python its workers run is the session's choice here
+        monkeypatch.delenv(name)  # let the session choose the Python of its workers
     (tmp_path / "sample.py").write_text(SAMPLE)
     broker.create("orders")
     broker.publish("orders", [{"value": '{"customer": "ann", "amount": 12.5}'}, {"value": "this is not JSON"}])
@@ -151,7 +151,7 @@ def test_the_sample_runs_as_it_is_written_and_stops_when_asked(
         flows: dict[str, Any] = {}
 
         def is_reported() -> bool:
-            """A report comes some time after the batch. That of a query that has had nothing to do says less."""
+            """Reports arrive some time after the batch, and those of idle queries contain less."""
             broker.publish("orders", [{"value": '{"customer": "ann", "amount": 1}'}])
             flows.update(broker.ok("GET", "/pipelines/orders")["details"]["flows"])
             begun = all("input_rows_per_second" in flow for flow in flows.values())
@@ -212,12 +212,12 @@ def test_killing_everything_three_times_neither_loses_nor_repeats_a_record(
             broker.kill()
             broker.start()
     assert broker.count("out") < total, "it was over before the last kill: the test proves too little"
-    # The rest in the session that is there already: what was killed is in the checkpoint, not in a process.
+    # Finish in the existing session: the state of the killed process is in the checkpoint.
     checkpoints = tmp_path / "headrace-checkpoints"
     assert listed(checkpoints / "copy" / "copy" / "commits", "[0-9]*")
     copy.write_text(COPY.replace("LIMIT", str(total)))
-    where = Where(broker.url, local=True)
-    Running(load_pipeline(copy), spark, where, checkpoints, once=True, say=print).run()
+    where = BrokerEndpoint(broker.url, local=True)
+    PipelineRunner(load_pipeline(copy), spark, where, checkpoints, once=True, say=print).run()
     for partition in (0, 1):
         assert [m["value"] for m in broker.messages("out", partition)] == [
             m["value"] for m in broker.messages("in", partition)
@@ -236,14 +236,14 @@ def copying(broker: RunningBroker, name: str, change: Callable[[Any], Any], **op
     return declared
 
 
-def test_a_signal_stops_a_pipeline_after_the_batch_that_is_under_way(
+def test_a_signal_stops_a_pipeline_after_the_current_batch(
     spark: "SparkSession", shared_broker: RunningBroker, tmp_path: Path
 ) -> None:
-    """Every batch that was planned is done: a stop in the middle would leave one to be done again."""
+    """Every planned batch is finished: a stop in the middle would leave one to repeat."""
     broker = shared_broker
     broker.create("term.in")
     broker.create("term.out")
-    total = 1000  # more than can be done before the signal comes
+    total = 1000  # more than it can process before the signal
     broker.publish("term.in", numbered(total))
 
     def slowly(batches: Any) -> Any:
@@ -255,7 +255,7 @@ def test_a_signal_stops_a_pipeline_after_the_batch_that_is_under_way(
 
     declared = copying(broker, "term", lambda rows: rows.mapInArrow(slowly, "value binary"), maxOffsetsPerTrigger="5")
     said: list[str] = []
-    running = Running(declared, spark, Where(broker.url, local=True), tmp_path, say=said.append)
+    running = PipelineRunner(declared, spark, BrokerEndpoint(broker.url, local=True), tmp_path, say=said.append)
 
     def interrupt() -> None:
         try:
@@ -280,16 +280,16 @@ def test_a_signal_stops_a_pipeline_after_the_batch_that_is_under_way(
     assert broker.ok("GET", "/cursors/term.copy.rows")["lag"] == total - 5 * len(done)
 
 
-def test_a_flow_that_loses_sparks_race_to_start_python_is_started_again(
+def test_a_flow_whose_python_workers_time_out_is_started_again(
     spark: "SparkSession", shared_broker: RunningBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once where the flow is put together, once in its query: with the words that Spark says then."""
+    """Once where the flow is built and once in its query, with Spark's own messages."""
     broker, lost = shared_broker, tmp_path / "lost"
     words = "org.apache.spark.SparkException: Python worker failed to connect back."
     broker.create("race.in")
     broker.create("race2.in")
     broker.publish("race.in", numbered(20))
-    monkeypatch.setattr(pipeline_run, "START_WAIT_S_MAX", 0.0)  # no need to be patient here
+    monkeypatch.setattr(pipeline_run, "START_WAIT_S_MAX", 0.0)  # no waiting in this test
     calls: list[int] = []
 
     def racing(batches: Any) -> Any:
@@ -307,13 +307,13 @@ def test_a_flow_that_loses_sparks_race_to_start_python_is_started_again(
 
     def say(line: str) -> None:
         said.append(line)
-        if "lost the race" in line and len(calls) == 2:
+        if "did not start in time" in line and len(calls) == 2:
             lost.unlink(missing_ok=True)
 
     lost.touch()
-    where = Where(broker.url, local=True)
-    Running(copying(broker, "race", change), spark, where, tmp_path, once=True, say=say).run()
-    assert len(calls) - 1 == sum("lost the race" in line for line in said) >= 2, "Spark may lose one, too"
+    where = BrokerEndpoint(broker.url, local=True)
+    PipelineRunner(copying(broker, "race", change), spark, where, tmp_path, once=True, say=say).run()
+    assert len(calls) - 1 == sum("did not start in time" in line for line in said) >= 2, "Spark may lose one, too"
     assert broker.count("race.out") == 20
 
     def fail(rows: Any) -> Any:
@@ -322,14 +322,14 @@ def test_a_flow_that_loses_sparks_race_to_start_python_is_started_again(
 
     calls.clear()
     with pytest.raises(PipelineFailed, match="failed to connect back"):
-        Running(copying(broker, "race2", fail), spark, where, tmp_path, once=True, say=said.append).run()
+        PipelineRunner(copying(broker, "race2", fail), spark, where, tmp_path, once=True, say=said.append).run()
     assert len(calls) == START_ATTEMPTS, "it is not tried for ever"
 
 
-def test_a_flow_that_fails_while_it_is_looked_at_has_failed(
+def test_a_flow_that_fails_during_the_check_has_failed(
     spark: "SparkSession", shared_broker: RunningBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was asked for its failure, had none, and was over when it was asked whether it still runs: no good end."""
+    """Regression: the query had no exception at the check, ended before the next check, and counted as finished."""
     from pyspark.sql.streaming.query import StreamingQuery
 
     broker = shared_broker
@@ -350,16 +350,18 @@ def test_a_flow_that_fails_while_it_is_looked_at_has_failed(
         return rows.mapInArrow(failing, "value binary")
 
     monkeypatch.setattr(StreamingQuery, "exception", ask_and_wait)
-    running = Running(copying(broker, "late", change), spark, Where(broker.url, local=True), tmp_path, once=True)
+    running = PipelineRunner(
+        copying(broker, "late", change), spark, BrokerEndpoint(broker.url, local=True), tmp_path, once=True
+    )
     with pytest.raises(PipelineFailed, match="no such luck"):
         running.run()
     assert broker.ok("GET", "/pipelines/late")["state"] == "failed"
 
 
-def test_a_flow_that_fails_in_the_batch_that_a_stop_waits_for_has_failed(
+def test_a_flow_that_fails_in_its_last_batch_has_failed(
     spark: "SparkSession", shared_broker: RunningBroker, tmp_path: Path
 ) -> None:
-    """Nobody asked any more once a stop was asked for: the exit code was 0."""
+    """Regression: after a stop request failures were not checked, and the exit code was 0."""
     broker = shared_broker
     broker.create("halt.in")
     broker.publish("halt.in", numbered(20))
@@ -376,7 +378,7 @@ def test_a_flow_that_fails_in_the_batch_that_a_stop_waits_for_has_failed(
         yield from batches
 
     declared = copying(broker, "halt", lambda rows: rows.mapInArrow(failing, "value binary"))
-    running = Running(declared, spark, Where(broker.url, local=True), tmp_path / "checkpoints")
+    running = PipelineRunner(declared, spark, BrokerEndpoint(broker.url, local=True), tmp_path / "checkpoints")
 
     def stop() -> None:
         try:
@@ -390,10 +392,10 @@ def test_a_flow_that_fails_in_the_batch_that_a_stop_waits_for_has_failed(
     assert broker.ok("GET", "/pipelines/halt")["state"] == "failed"
 
 
-def test_a_failure_while_flows_are_halted_does_not_hide_the_one_that_halted_them(
+def test_a_failure_during_the_stop_does_not_hide_the_first_failure(
     spark: "SparkSession", shared_broker: RunningBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A JVM that is gone cannot stop a query: the broker is told what went wrong first, all the same."""
+    """A lost JVM cannot stop a query; the first failure must still be reported to the broker."""
     from pyspark.sql.streaming.query import StreamingQuery
 
     broker = shared_broker
@@ -407,7 +409,9 @@ def test_a_failure_while_flows_are_halted_does_not_hide_the_one_that_halted_them
     def follow() -> None:
         raise PipelineFailed("no such luck")
 
-    running = Running(copying(broker, "worse", lambda rows: rows), spark, Where(broker.url, local=True), tmp_path)
+    running = PipelineRunner(
+        copying(broker, "worse", lambda rows: rows), spark, BrokerEndpoint(broker.url, local=True), tmp_path
+    )
     monkeypatch.setattr(StreamingQuery, "stop", stop)
     monkeypatch.setattr(running, "_follow", follow)
     with pytest.raises(PipelineFailed, match="no such luck"):
@@ -416,11 +420,11 @@ def test_a_failure_while_flows_are_halted_does_not_hide_the_one_that_halted_them
     assert (said["state"], said["details"]["last_error"]) == ("failed", "no such luck")
 
 
-def test_a_stop_leaves_each_cursor_where_its_own_source_got_to(
+def test_a_stop_moves_each_cursor_to_the_end_of_its_source(
     spark: "SparkSession", shared_broker: RunningBroker, tmp_path: Path
 ) -> None:
-    """Spark names sources in the order of its plan, not of the function's parameters; and what a source says of its
-    cursor holds after the stop as it did before."""
+    """Spark lists sources in the order of its plan, not of the function's parameters. The options of a cursor, such as
+    its pin, must be the same after the stop."""
     broker = shared_broker
     for topic, count in (("pair.one", 10), ("pair.two", 20)):
         broker.create(topic)
@@ -433,7 +437,7 @@ def test_a_stop_leaves_each_cursor_where_its_own_source_got_to(
     def both(one: Any, two: Any) -> Any:
         return two.select("value").union(one.select("value"))
 
-    Running(declared, spark, Where(broker.url, local=True), tmp_path, once=True).run()
+    PipelineRunner(declared, spark, BrokerEndpoint(broker.url, local=True), tmp_path, once=True).run()
     assert broker.count("pair.out") == 30
     day = 24 * 3600 * 1000
     assert {
@@ -450,20 +454,22 @@ def _offsets(cursor: Any) -> dict[str, int]:
     return {topic["topic"]: topic["partitions"][0]["offset"] for topic in cursor["topics"]}
 
 
-def test_rows_that_come_after_a_while_of_nothing_are_counted(
+def test_rows_after_an_idle_period_are_counted(
     spark: "SparkSession", shared_broker: RunningBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A query with nothing to do says so under the number of the batch to come: its rows were taken for counted."""
+    """Regression: an idle query reports under the number of the next batch, whose rows then counted as counted."""
     broker = shared_broker
     broker.create("idle.in")
     broker.create("idle.out")
     broker.publish("idle.in", numbered(5))
     monkeypatch.setattr(pipeline_run, "REPORT_S", 0.1)
     spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "100")
-    running = Running(copying(broker, "idle", lambda rows: rows), spark, Where(broker.url, local=True), tmp_path)
+    running = PipelineRunner(
+        copying(broker, "idle", lambda rows: rows), spark, BrokerEndpoint(broker.url, local=True), tmp_path
+    )
 
     def is_idle() -> bool:
-        status, said = broker.call("GET", "/pipelines/idle")  # 404 until it has said something
+        status, said = broker.call("GET", "/pipelines/idle")  # 404 until its first report
         return status == 200 and said["details"].get("flows", {}).get("copy", {}).get("batch") == 1
 
     def watch() -> None:
@@ -482,10 +488,11 @@ def test_rows_that_come_after_a_while_of_nothing_are_counted(
     assert broker.ok("GET", "/pipelines/idle")["details"]["rows_total"] == 12
 
 
-def test_what_the_dead_letters_of_a_flow_have_not_read_stays_pinned(
+def test_records_not_read_by_the_dead_letter_query_stay_pinned(
     spark: "SparkSession", shared_broker: RunningBroker, tmp_path: Path
 ) -> None:
-    """Rows and dead letters are two queries, each with its own progress: on one cursor the faster moved the pin."""
+    """Rows and dead letters are two queries with their own progress: with a shared cursor, the faster one moved the
+    pin."""
     broker = shared_broker
     broker.create("slow.in")
     broker.create("slow.out")
@@ -514,7 +521,7 @@ def test_what_the_dead_letters_of_a_flow_have_not_read_stays_pinned(
         cursors = broker.ok("GET", "/cursors")["cursors"]
         return sorted(_offsets(c)["slow.in"] for c in cursors if c["name"].startswith("slow.") and c["pin"])
 
-    running = Running(declared, spark, Where(broker.url, local=True), tmp_path / "checkpoints")
+    running = PipelineRunner(declared, spark, BrokerEndpoint(broker.url, local=True), tmp_path / "checkpoints")
     found: list[int] = []
 
     def watch() -> None:
@@ -533,9 +540,9 @@ def test_what_the_dead_letters_of_a_flow_have_not_read_stays_pinned(
     assert reached()[0] > 0
 
 
-def test_java_is_asked_for_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_java_is_reported_in_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(JavaMissing, match="JAVA_HOME points to no Java"):
+    with pytest.raises(JavaMissing, match="JAVA_HOME has no bin/java"):
         check_java()
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").write_text("#!/bin/sh\necho 'java version \"1.8.0_292\"' >&2\n")

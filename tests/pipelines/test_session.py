@@ -1,4 +1,4 @@
-"""The session that pipelines get, without starting one."""
+"""Settings of the Spark session, without starting one."""
 
 import os
 from unittest.mock import MagicMock
@@ -14,7 +14,7 @@ HERE = "127.0.0.1"
 def test_the_driver_of_a_cluster_can_be_reached_from_its_workers(
     monkeypatch: pytest.MonkeyPatch, master: str | None, address: str | None
 ) -> None:
-    """Spark tells the workers this address, and those of another machine look for the driver there."""
+    """Workers on other machines connect to the driver at this address."""
     monkeypatch.setenv("SPARK_LOCAL_IP", "")
     monkeypatch.delenv("SPARK_LOCAL_IP")
     monkeypatch.setattr(session, "check_java", lambda: 17)

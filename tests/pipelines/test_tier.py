@@ -1,4 +1,4 @@
-"""Tiering as a job, here and on Spark, and what Spark reads of it: archived and live records as one."""
+"""Archiving as a job, locally and on Spark, and reading archived and live records together."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,7 +7,7 @@ import pytest
 
 from headrace.errors import NotFound
 from headrace.log.tier import parquet
-from headrace.pipelines.maintenance import Upkeep
+from headrace.pipelines.maintenance import TopicMaintenance
 from tests.listing import listed
 from tests.spark.test_size import planned
 from tests.spark.test_source import WAYS, load, options
@@ -28,14 +28,14 @@ def rows(spark: "SparkSession", broker: RunningBroker, way: str, topic: str) -> 
 def test_archived_and_live_records_are_read_as_one(
     spark: "SparkSession", shared_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(parquet, "GROUP_BYTES", 16_000)  # several row groups to a segment
+    monkeypatch.setattr(parquet, "GROUP_BYTES", 16_000)  # several row groups per segment
     broker, topic = shared_broker, "tiered"
     broker.create(topic, 2, segment_size="128KB")
     for part in range(8):
         broker.publish(topic, numbered(250, first=part * 250, size=300))
     before = {way: rows(spark, broker, way, topic) for way in WAYS}
     assert len(before["path"]) == 2000
-    upkeep = Upkeep(broker.url, on="local")
+    upkeep = TopicMaintenance(broker.url, on="local")
     sealed = len(upkeep.sealed(topic))
     done = upkeep.tier(topic)
     assert len(done.written) == sealed >= 2 and not done.left and not upkeep.sealed(topic)
@@ -57,7 +57,7 @@ def test_tiering_and_restoring_on_spark_changes_no_record(spark: "SparkSession",
     for part in range(4):
         broker.publish(topic, numbered(200, first=part * 200, size=300))
     before = {p: broker.messages(topic, p) for p in broker.ends(topic)}
-    upkeep = Upkeep(broker.url, on="spark", session=spark)
+    upkeep = TopicMaintenance(broker.url, on="spark", session=spark)
     sealed = len(upkeep.sealed(topic))
     assert len(upkeep.tier(topic).written) == sealed >= 4 and not upkeep.sealed(topic)
     assert {p: broker.messages(topic, p) for p in broker.ends(topic)} == before
@@ -67,30 +67,30 @@ def test_tiering_and_restoring_on_spark_changes_no_record(spark: "SparkSession",
     assert not listed(broker.data, "staging/*")
 
 
-def test_only_old_segments_are_archived_when_asked_to(shared_broker: RunningBroker) -> None:
+def test_older_than_archives_only_old_segments(shared_broker: RunningBroker) -> None:
     broker = shared_broker
     broker.create("aging", segment_size="16KB")
     for day in range(4):
         broker.publish("aging", ({"value": "v" * 300, "timestamp": 86_400_000 * day + n} for n in range(100)))
-    upkeep = Upkeep(broker.url, on="local")
+    upkeep = TopicMaintenance(broker.url, on="local")
     every = len(upkeep.sealed("aging"))
     done = upkeep.tier("aging", before_ms=2 * 86_400_000)
     assert 0 < len(done.written) < every and len(upkeep.sealed("aging")) == every - len(done.written)
     times = [86_400_000 * day + n for day in range(4) for n in range(100)]
     assert [m["timestamp"] for m in broker.messages("aging")] == times
-    with pytest.raises(NotFound, match="no topic"):
+    with pytest.raises(NotFound, match="does not exist"):
         upkeep.tier("nobody")
     upkeep.link.close()
 
 
-def test_a_task_reads_the_archived_file_it_was_planned_on_though_that_went_meanwhile(
+def test_a_task_reads_its_archived_file_after_it_was_deleted(
     shared_broker: RunningBroker,
 ) -> None:
     broker, topic = shared_broker, "planned-on"
     broker.create(topic, segment_size="32KB")
     for part in range(4):
         broker.publish(topic, numbered(100, first=part * 100, size=300))
-    upkeep = Upkeep(broker.url, on="local")
+    upkeep = TopicMaintenance(broker.url, on="local")
     assert len(upkeep.tier(topic).written) >= 2
     before = [(m["offset"], m["value"]) for m in broker.messages(topic)]
     reader, pieces = planned(broker, topic=topic)

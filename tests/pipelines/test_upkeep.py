@@ -1,4 +1,4 @@
-"""Upkeep jobs against a running broker: fewer bytes, the same records, here and on Spark."""
+"""Maintenance jobs on a running broker, locally and on Spark: fewer bytes, the same records."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,9 @@ import pytest
 
 from headrace.errors import HeadraceError, InvalidInput, NotFound
 from headrace.log.recovery.inspect import Inspector
-from headrace.pipelines.maintenance import Upkeep, Where, reindex, verify
+from headrace.pipelines.maintenance import Engine, TopicMaintenance, reindex, verify
 from headrace.spark.broker import BrokerLink
-from headrace.spark.rows import Rows
+from headrace.spark.rows import RowDecoder
 from tests.listing import listed
 from tests.spark.test_listeners import transactional
 from tests.spark.world import RunningBroker, numbered, wait_until
@@ -32,15 +32,15 @@ def size(broker: RunningBroker, topic: str) -> int:
 
 
 @pytest.mark.parametrize("on", ["local", "spark"])
-def test_recompressing_keeps_every_record_where_it_is(
-    spark: "SparkSession", shared_broker: RunningBroker, on: Where
+def test_recompressing_changes_no_record_and_no_offset(
+    spark: "SparkSession", shared_broker: RunningBroker, on: Engine
 ) -> None:
     broker, topic = shared_broker, f"recompress-{on}"
     broker.create(topic, 2, segment_size="64KB")
     for part in range(8):
         broker.publish(topic, numbered(200, first=part * 200, size=300))
     before, bytes_before = records(broker, topic), size(broker, topic)
-    upkeep = Upkeep(broker.url, on=on, session=spark)
+    upkeep = TopicMaintenance(broker.url, on=on, session=spark)
     gained = upkeep.recompress(topic, "zstd")
     assert len(gained.written) >= 4 and all(g.bytes_after < g.bytes_before / 2 for g in gained.written)
     assert records(broker, topic) == before and size(broker, topic) < bytes_before
@@ -49,7 +49,7 @@ def test_recompressing_keeps_every_record_where_it_is(
     again = upkeep.recompress(topic, "zstd")
     assert again.written == [type(g)(g.bytes_after, g.bytes_after, g.records) for g in gained.written]
     assert not gained.left and not again.left
-    with pytest.raises(InvalidInput, match="a codec is one of"):
+    with pytest.raises(InvalidInput, match="the codec must be one of"):
         upkeep.recompress(topic, "rar")
     upkeep.link.close()
     assert not listed(broker.data, "staging/*")
@@ -62,9 +62,9 @@ def test_rewritten_segments_survive_a_kill_and_a_bad_file_is_refused(tmp_path: P
         for part in range(6):
             broker.publish("t", numbered(200, first=part * 200, size=300))
         before = records(broker, "t")
-        upkeep = Upkeep(broker.url, on="local")
+        upkeep = TopicMaintenance(broker.url, on="local")
         items = upkeep.sealed("t")
-        # A file whose batches belong to another segment, and one that is cut short.
+        # A file with the batches of another segment, and a truncated one.
         for data in (Path(items[1].segment.path()).read_bytes(), Path(items[0].segment.path()).read_bytes()[:-5]):
             name = "0123456789abcdef" * 2
             (broker.data / "staging").mkdir(exist_ok=True)
@@ -87,14 +87,14 @@ def test_rewritten_segments_survive_a_kill_and_a_bad_file_is_refused(tmp_path: P
 
 @pytest.mark.parametrize("on", ["local", "spark"])
 def test_compacting_keeps_the_latest_of_each_key(
-    spark: "SparkSession", shared_broker: RunningBroker, on: Where
+    spark: "SparkSession", shared_broker: RunningBroker, on: Engine
 ) -> None:
     broker, topic = shared_broker, f"compact-{on}"
     broker.create(topic, segment_size="64KB", cleanup_policy="compact")
     for part in range(8):
         broker.publish(topic, numbered(200, first=part * 200, keys=50, size=300))
     latest = {m["key"]: m["value"] for m in broker.messages(topic)}
-    upkeep = Upkeep(broker.url, on=on, session=spark)
+    upkeep = TopicMaintenance(broker.url, on=on, session=spark)
     sealed_end = max(item.next_offset for item in upkeep.sealed(topic))
     upkeep.compact(topic)
     upkeep.link.close()
@@ -108,20 +108,20 @@ def test_compacting_keeps_the_latest_of_each_key(
 
 
 @pytest.mark.parametrize("when", ["before the work", "during the work", "before the swap"])
-def test_what_the_broker_compacts_meanwhile_stays_as_it_made_it(
+def test_a_segment_compacted_by_the_broker_meanwhile_is_skipped(
     spark: "SparkSession", shared_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """The broker joins several segments to one: who found survivors for the former ones must not apply them to it."""
+    """The broker merges several segments: survivors found for the old ones must not be applied to the merged one."""
     broker, topic = shared_broker, f"meanwhile-{when.replace(' ', '-')}"
     broker.create(topic, segment_size="64KB", cleanup_policy="compact")
-    for part in range(8):  # the last of each key lie in several sealed segments
+    for part in range(8):  # the last records of the keys are in several sealed segments
         messages = numbered(200, first=part * 200, keys=50, size=300)
         broker.publish(topic, [m | {"key": f"{m['key']}-{part // 2}"} for m in messages])
-    broker.ok("POST", f"/topics/{topic}/compact", {})  # they are small now, and joined the next time
+    broker.ok("POST", f"/topics/{topic}/compact", {})  # they are small now, and will be merged the next time
     for _ in range(2):
         broker.publish(topic, [m | {"key": f"{m['key']}-0"} for m in numbered(200, keys=50, size=300)])
     latest = {m["key"]: m["value"] for m in broker.messages(topic)}
-    upkeep = Upkeep(broker.url, on="spark", session=spark)
+    upkeep = TopicMaintenance(broker.url, on="spark", session=spark)
     sealed = upkeep.sealed(topic)
 
     def compact_at_the_broker() -> None:
@@ -154,8 +154,8 @@ def test_what_the_broker_compacts_meanwhile_stays_as_it_made_it(
     assert not listed(broker.data, "staging/*")
 
 
-def test_compacting_on_spark_keeps_exactly_what_compacting_here_keeps(spark: "SparkSession", tmp_path: Path) -> None:
-    """Tombstones whose time is over go; what an open transaction has not decided, or a pin still needs, stays."""
+def test_compacting_on_spark_and_locally_keep_the_same_records(spark: "SparkSession", tmp_path: Path) -> None:
+    """Expired tombstones are removed; records of open transactions and pinned records are kept."""
     broker = RunningBroker(tmp_path, "--retention-interval", "1h", listeners=("http", "kafka")).start()
     try:
         left = {}
@@ -165,7 +165,7 @@ def test_compacting_on_spark_keeps_exactly_what_compacting_here_keeps(spark: "Sp
                 broker.publish(
                     name, [{"key": "gone", "value": "x"}, {"key": "gone", "value": None}, {"value": "keyless"}]
                 )
-                # Only now: a topic that is compacted takes nothing without a key, and has what came before.
+                # Only now, because a compacted topic refuses records without a key; earlier ones stay.
                 broker.ok("PATCH", f"/topics/{name}", {"config": {"cleanup_policy": "compact"}})
                 for part in range(3):
                     broker.publish(name, numbered(200, first=part * 200, keys=50, size=300))
@@ -178,7 +178,7 @@ def test_compacting_on_spark_keeps_exactly_what_compacting_here_keeps(spark: "Sp
             for topic in ("open", "pinned"):
                 for part in range(3, 6):
                     broker.publish(f"{topic}-{on}", numbered(200, first=part * 200, keys=50, size=300))
-            upkeep = Upkeep(broker.url, on=on, session=spark)  # type: ignore[arg-type]
+            upkeep = TopicMaintenance(broker.url, on=on, session=spark)  # type: ignore[arg-type]
             for topic in ("open", "pinned"):
                 upkeep.compact(f"{topic}-{on}")
             upkeep.link.close()
@@ -195,14 +195,14 @@ def test_compacting_on_spark_keeps_exactly_what_compacting_here_keeps(spark: "Sp
 
 
 @pytest.mark.parametrize("on", ["local", "spark"])
-def test_indexes_are_rebuilt_here_and_on_spark(spark: "SparkSession", tmp_path: Path, on: Where) -> None:
+def test_indexes_are_rebuilt_here_and_on_spark(spark: "SparkSession", tmp_path: Path, on: Engine) -> None:
     broker = RunningBroker(tmp_path).start()
     try:
         broker.create("t", segment_size="64KB")
         for part in range(4):
             broker.publish("t", numbered(200, first=part * 200, size=300))
         with pytest.raises(HeadraceError):
-            reindex(broker.path, None, on=on, session=spark)  # a broker has the folder
+            reindex(broker.path, None, on=on, session=spark)  # a broker is running on the folder
         broker.stop()
         sealed = [p.with_suffix(".index") for p in sorted(listed(broker.data, "logs/*-t/*.seal"))]
         right = [p.read_bytes() for p in sealed]
@@ -215,7 +215,7 @@ def test_indexes_are_rebuilt_here_and_on_spark(spark: "SparkSession", tmp_path: 
         broker.close()
 
 
-def test_verifying_on_spark_finds_what_verifying_here_finds(spark: "SparkSession", tmp_path: Path) -> None:
+def test_verifying_on_spark_and_locally_find_the_same_problems(spark: "SparkSession", tmp_path: Path) -> None:
     broker = RunningBroker(tmp_path).start()
     try:
         broker.create("sound", 3, segment_size="64KB")
@@ -235,7 +235,7 @@ def test_verifying_on_spark_finds_what_verifying_here_finds(spark: "SparkSession
     jobs = spark.sparkContext.statusTracker()
 
     def stages() -> list[Any]:
-        """Spark's listeners hear of a job a while after it was done."""
+        """Spark's listeners are notified some time after a job has ended."""
         found = [jobs.getJobInfo(job) for job in jobs.getJobIdsForGroup("verifying")]
         return [jobs.getStageInfo(stage) for job in found if job is not None for stage in job.stageIds]
 
@@ -244,7 +244,7 @@ def test_verifying_on_spark_finds_what_verifying_here_finds(spark: "SparkSession
     assert stage.numTasks == there.segments > len(ids)
     assert here == there and here.logs == 4 and not here.is_sound
     assert all(str(damaged) in problem for problem in there.problems)
-    # A segment goes: those beside it do not join, which neither can tell by itself.
+    # Delete a segment: its neighbours are not adjacent, which neither shows by itself.
     gone = sorted(listed(broker.data, "logs/*-hurt/*.log"))[2]
     for file in listed(gone.parent, f"{gone.stem}.*"):
         file.unlink()
@@ -256,13 +256,13 @@ def test_verifying_on_spark_finds_what_verifying_here_finds(spark: "SparkSession
 
 
 @pytest.mark.parametrize("on", ["local", "spark"])
-def test_a_replay_copies_records_with_all_their_parts_once(
-    spark: "SparkSession", shared_broker: RunningBroker, on: Where
+def test_a_replay_copies_records_with_all_fields_once(
+    spark: "SparkSession", shared_broker: RunningBroker, on: Engine
 ) -> None:
     broker, past, again = shared_broker, f"past-{on}", f"again-{on}"
     broker.create(past, 2)
     broker.publish(past, ({"key": f"k{n}", "value": str(n), "headers": {"n": str(n)}} for n in range(300)))
-    upkeep = Upkeep(broker.url, on=on, session=spark)
+    upkeep = TopicMaintenance(broker.url, on=on, session=spark)
     assert upkeep.replay(past, again, write_id=f"once-{on}") == 300
     upkeep.replay(past, again, write_id=f"once-{on}")
     assert upkeep.replay(past, f"tail-{on}", start=f'{{"{past}": {{"0": -1}}}}') == broker.ends(past)[1][1]
@@ -273,38 +273,38 @@ def test_a_replay_copies_records_with_all_their_parts_once(
         upkeep.replay(past, past)
 
 
-def test_a_wrong_start_of_a_replay_is_not_blamed_on_an_option_of_the_source(shared_broker: RunningBroker) -> None:
+def test_an_invalid_start_of_a_replay_is_reported_as_start(shared_broker: RunningBroker) -> None:
     shared_broker.create("begun")
-    upkeep = Upkeep(shared_broker.url, on="local")
-    with pytest.raises(InvalidInput, match=r"^start: is earliest, latest or JSON"):
+    upkeep = TopicMaintenance(shared_broker.url, on="local")
+    with pytest.raises(InvalidInput, match=r"^start: must be earliest, latest or JSON"):
         upkeep.replay("begun", "again", start="5")
-    with pytest.raises(InvalidInput, match=r"^start: there is no partition 7"):
+    with pytest.raises(InvalidInput, match=r"^start: topic .* has no partition 7"):
         upkeep.replay("begun", "again", start='{"begun": {"7": 1}}')
     with pytest.raises(NotFound, match="topic 'nowhere' does not exist"):
         upkeep.replay("nowhere", "again")
     upkeep.link.close()
 
 
-def test_a_replay_copies_what_was_there_when_it_began(
+def test_a_replay_copies_the_records_at_its_start_despite_compaction(
     shared_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compacted while it is read, a key's old record is gone and its new one lies behind the end that was planned:
-    without a hold on the files the copy had neither."""
+    """During the replay, compaction removes a key's old record, and its new one is after the planned end: without
+    links to the files, the copy had neither."""
     broker = shared_broker
     broker.create("moving", segment_size="64KB", cleanup_policy="compact")
     for part in range(8):
         broker.publish("moving", numbered(200, first=part * 200, keys=1600, size=300))
-    inner, done, held = Rows.read, [], _held(broker)
+    inner, done, held = RowDecoder.read, [], _held(broker)
 
-    def read(rows: Rows, *given: Any) -> Any:
+    def read(rows: RowDecoder, *given: Any) -> Any:
         if not done:
             for part in range(8):
                 broker.publish("moving", numbered(200, first=part * 200, keys=1600, size=300))
             done.append(broker.ok("POST", "/topics/moving/compact", {}))
         return inner(rows, *given)
 
-    monkeypatch.setattr(Rows, "read", read)
-    upkeep = Upkeep(broker.url, on="local")
+    monkeypatch.setattr(RowDecoder, "read", read)
+    upkeep = TopicMaintenance(broker.url, on="local")
     assert upkeep.replay("moving", "moved") == 1600
     upkeep.link.close()
     assert {m["key"] for m in broker.messages("moved")} == {f"k{n}" for n in range(1600)}
@@ -326,30 +326,30 @@ def test_a_replay_that_fails_leaves_no_uploads(shared_broker: RunningBroker, mon
         raise HeadraceError("no such luck")
 
     monkeypatch.setattr(BrokerLink, "commit", refuse)
-    upkeep = Upkeep(broker.url, on="local")
+    upkeep = TopicMaintenance(broker.url, on="local")
     with pytest.raises(HeadraceError, match="no such luck"):
         upkeep.replay("unlucky", "lucky")
     upkeep.link.close()
     assert not listed(broker.data, "staging/*.staged") and not _held(broker) - held
 
 
-def test_a_replay_under_a_name_that_is_taken_says_what_was_stored(shared_broker: RunningBroker) -> None:
-    """All of another topic, under the name of an earlier replay: nothing was copied, and 200 were reported."""
+def test_a_replay_with_a_used_id_reports_what_was_stored(shared_broker: RunningBroker) -> None:
+    """Regression: a replay of another topic under a used id copied nothing but reported 200 records."""
     broker = shared_broker
     for topic, count in (("named.a", 3), ("named.b", 200)):
         broker.create(topic)
         broker.publish(topic, numbered(count))
-    upkeep = Upkeep(broker.url, on="local")
+    upkeep = TopicMaintenance(broker.url, on="local")
     assert upkeep.replay("named.a", "named.out", write_id="taken") == 3
     assert upkeep.replay("named.b", "named.out", write_id="taken") == 3
     upkeep.link.close()
     assert broker.count("named.out") == 3
 
 
-def test_verifying_beside_a_broker_that_compacts_finds_no_damage(
+def test_verifying_during_a_compaction_finds_no_damage(
     shared_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Segments that were rewritten or removed since they were listed are not lost."""
+    """Segments rewritten or deleted since the listing are not reported as damaged."""
     broker, listed = shared_broker, Inspector.logs
     broker.create("restless", segment_size="64KB", cleanup_policy="compact")
     for part in range(8):

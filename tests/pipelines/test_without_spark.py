@@ -1,4 +1,4 @@
-"""Where PySpark is not installed: upkeep works here, and what cannot is said in a sentence."""
+"""Without PySpark: maintenance runs locally, and what needs Spark is reported in one sentence."""
 
 import sys
 from pathlib import Path
@@ -22,22 +22,24 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
 
 
-def test_a_large_topic_is_looked_after_here_if_nobody_asked_for_spark(
+def test_maintenance_runs_locally_without_pyspark(
     no_spark: None, shared_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance, "SPARK_BYTES_MIN", 1)
     shared_broker.create("large", segment_size="64KB")
     for part in range(3):
         shared_broker.publish("large", numbered(200, first=part * 200, size=300))
-    job = maintenance.Upkeep(shared_broker.url)
+    job = maintenance.TopicMaintenance(shared_broker.url)
     assert job.recompress("large", "zstd").written
     job.link.close()
 
 
-def test_what_needs_spark_says_so(no_spark: None, shared_broker: RunningBroker, tmp_path: Path) -> None:
+def test_commands_that_need_pyspark_report_its_absence(
+    no_spark: None, shared_broker: RunningBroker, tmp_path: Path
+) -> None:
     with pytest.raises(HeadraceError, match=MISSING):
         build("test")
-    job = maintenance.Upkeep(shared_broker.url, on="local")
+    job = maintenance.TopicMaintenance(shared_broker.url, on="local")
     shared_broker.create("copied")
     with pytest.raises(HeadraceError, match=MISSING):
         job.replay("copied", "copy")

@@ -1,4 +1,4 @@
-"""Fixtures of tests/spark and tests/pipelines. Without Java the tests are skipped, and say so by name."""
+"""Fixtures of tests/spark and tests/pipelines. Without Java these tests are skipped."""
 
 import os
 import sys
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# Spark puts its zip of PySpark in front of the installed one, and Python keeps nothing of what it compiles from a zip:
-# each of the hundreds of workers that streams start would compile PySpark again, for half a second.
+# Spark puts its zip of PySpark before the installed one, and Python does not cache bytecode of a zip: each of the
+# hundreds of workers would compile PySpark again, for half a second.
 WORKER = """#!/bin/sh
 IFS=: kept=
 for entry in $PYTHONPATH; do
@@ -31,7 +31,8 @@ SECONDS_MAX = 900
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first test has the JVM's start in its time as well, and to cut one off takes the session from all others."""
+    """Longer timeouts: the first test includes the start of the JVM, and a timeout would end the session for all
+    others."""
     for item in items:
         if item.nodeid.startswith(("tests/spark/", "tests/pipelines/")) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SECONDS_MAX))
@@ -45,7 +46,7 @@ def python_of_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     with pytest.MonkeyPatch.context() as patch:
         if os.name == "posix":
             patch.setenv("PYSPARK_PYTHON", str(script))
-            patch.setenv("PYSPARK_DRIVER_PYTHON", str(script))  # what plans sources and sinks, beside the driver
+            patch.setenv("PYSPARK_DRIVER_PYTHON", str(script))  # the process that plans sources and sinks
         yield
 
 
@@ -82,8 +83,8 @@ def broker(tmp_path: Path) -> Iterator[RunningBroker]:
 
 @pytest.fixture(scope="session")
 def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    """For tests that only add topics of their own. It never cleans up by itself: a test that compares what is left
-    would see more or less of it on a slow machine."""
+    """For tests that only add their own topics. Its retention does not run, because tests that compare sizes would
+    depend on the speed of the machine."""
     running = RunningBroker(tmp_path_factory.mktemp("broker"), "--retention-interval", "1h").start()
     yield running
     running.close()

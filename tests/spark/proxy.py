@@ -1,4 +1,4 @@
-"""A wire between Spark and a broker that breaks when told to: the requests are real, the answers get lost."""
+"""An HTTP proxy between Spark and a broker that breaks connections on request, so that real responses get lost."""
 
 import contextlib
 import socket
@@ -16,10 +16,10 @@ REFUSAL = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 2\r\ncontent-t
 
 
 class Proxy:
-    """`break_next("commit:after")`: the next commit reaches the broker, its answer reaches nobody.
+    """`break_next("commit:after")`: the next commit reaches the broker, but its response is lost.
 
-    before: the connection breaks before the broker hears anything; after: when it has answered;
-    refuse, refuse-after: the same, but Spark is told of a failure, so that the batch fails and is aborted.
+    before: the connection breaks before the broker receives the request; after: after its response;
+    refuse, refuse-after: the same, but Spark receives an error, so that the batch fails and is aborted.
     """
 
     def __init__(self, port: int) -> None:
@@ -32,7 +32,7 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def break_next(self, *faults: str) -> None:
-        """One after the other, each at the next request of its kind."""
+        """Plans breaks: each applies to the next request of its kind, one after the other."""
         with self._lock:
             self._faults = list(faults)
 
@@ -80,7 +80,7 @@ class Proxy:
 
 
 def _message(source: socket.socket) -> bytes | None:
-    """One HTTP message with a content length, or None at the end."""
+    """Reads one HTTP message with a content length; None at the end."""
     data = b""
     while b"\r\n\r\n" not in data:
         piece = source.recv(65536)

@@ -1,4 +1,4 @@
-"""A Spark cluster whose workers cannot see the data folder: everything travels through the broker."""
+"""A Spark cluster whose workers cannot see the data folder, so that everything goes through the broker."""
 
 import os
 import re
@@ -63,13 +63,13 @@ def running(command: list[str], said: Path) -> Iterator[None]:
 
 
 def without_sight_of(folder: Path) -> list[str]:
-    """A way to start a program for which the folder is empty, if this user may."""
+    """A command prefix that runs a program with an empty data folder, if this user may use namespaces."""
     hide = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs none "{folder}" && exec "$@"', "sh"]
     able = shutil.which("unshare") and subprocess.run([*hide, "true"], capture_output=True, check=False).returncode == 0
     return hide if able else []
 
 
-def test_source_and_sink_travel_through_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_and_sink_work_without_access_to_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         check_java()
     except JavaMissing as missing:
@@ -98,7 +98,7 @@ def test_source_and_sink_travel_through_the_broker(tmp_path: Path, monkeypatch: 
         arguments = [found[1], broker.url, str(tmp_path / "checkpoint"), str(broker.data / "slots"), JAVA_OPTIONS]
         answer = run_patiently([sys.executable, "-W", "ignore", str(tmp_path / "driver.py"), *arguments])
         assert answer.returncode == 0, answer.stderr[-4000:]
-        # One that hears nothing from the master in time registers again.
+        # A worker that does not hear from the master in time registers again.
         assert len(set(re.findall(r"Registering worker (\S+)", master_said.read_text()))) == 2, "one worker did it all"
         assert f"SEES {[not hide]}" in answer.stdout
         copied = [m for p in range(3) for m in broker.messages("out", p)]

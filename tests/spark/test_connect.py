@@ -1,4 +1,4 @@
-"""Spark Connect: the session is a client, and everything runs in a server that it only talks to."""
+"""The source and the sink through Spark Connect, where the session is only a client of a server."""
 
 import importlib.util
 import os

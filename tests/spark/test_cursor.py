@@ -1,4 +1,4 @@
-"""The two ends of a stream, without Spark: what its reader and its writer tell the broker of."""
+"""Requests of the stream reader and writer to the broker, without Spark."""
 
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
@@ -8,13 +8,13 @@ from headrace.spark.offsets import Partition, Position, to_json
 from headrace.spark.options import read_options, write_options
 from headrace.spark.reader import StreamReader
 from headrace.spark.source import open_access
-from headrace.spark.writer import Staged, StreamWriter
+from headrace.spark.writer import StreamWriter, TaskUploads
 from tests.spark.world import RunningBroker, numbered, wait_until
 
 
 @pytest.mark.parametrize("fails", ["true", "false"])
-def test_a_topic_that_is_deleted_ends_a_stream_only_if_loss_does(shared_broker: RunningBroker, fails: str) -> None:
-    """Spark says that a batch is done when one of its topics is gone: the cursor goes on in the others."""
+def test_a_deleted_topic_ends_a_stream_only_with_fail_on_data_loss(shared_broker: RunningBroker, fails: str) -> None:
+    """Spark commits a batch after one of its topics was deleted: the cursor must move in the others."""
     broker, name = shared_broker, f"deleted-{fails}"
     for topic in ("a", "b"):
         broker.create(f"{name}.{topic}")
@@ -39,16 +39,16 @@ def test_a_topic_that_is_deleted_ends_a_stream_only_if_loss_does(shared_broker: 
         reader.stop()
 
 
-def test_a_batch_of_no_known_query_is_not_stored(shared_broker: RunningBroker) -> None:
-    """All such queries would be one writer, and the second one's batches taken for repeats of the first one's."""
+def test_a_batch_without_a_query_id_is_not_stored(shared_broker: RunningBroker) -> None:
+    """Without an id all queries would be one writer, and batches of one would count as repeats of another's."""
     options = write_options({"bootstrap": shared_broker.url, "topic": "nameless"})
-    with pytest.raises(HeadraceError, match="which query"):
-        StreamWriter(options, ["value"]).commit([Staged(query=None)], 0)
+    with pytest.raises(HeadraceError, match="did not provide its query id"):
+        StreamWriter(options, ["value"]).commit([TaskUploads(query=None)], 0)
 
 
-def test_a_stream_that_has_nothing_to_do_keeps_its_cursor(shared_broker: RunningBroker) -> None:
-    """Spark tells a source of a batch when it plans the next: until then its cursor would show lag where there is none,
-    and past its age the broker would drop it with its pin, though the stream runs."""
+def test_an_idle_stream_refreshes_its_cursor(shared_broker: RunningBroker) -> None:
+    """Spark commits a batch only when it plans the next one. Until then the cursor of an idle stream would show lag
+    where there is none, and would expire."""
     broker = shared_broker
     broker.create("idle")
     broker.publish("idle", numbered(10))
@@ -68,14 +68,14 @@ def test_a_stream_that_has_nothing_to_do_keeps_its_cursor(shared_broker: Running
             assert reader.latestOffset(end, limit) == end
             return broker.call("GET", "/cursors/idle")[0] == 200
 
-        broker.ok("DELETE", "/cursors/idle")  # as the broker does when it is too old
+        broker.ok("DELETE", "/cursors/idle")  # as the broker does with an expired cursor
         wait_until(is_back, "a running stream lost its cursor")
         assert broker.ok("GET", "/cursors/idle")["pin"]
     finally:
         reader.stop()
 
 
-def test_a_cursor_that_cannot_be_kept_meanwhile_does_not_end_its_stream(shared_broker: RunningBroker) -> None:
+def test_a_failed_cursor_refresh_does_not_end_the_stream(shared_broker: RunningBroker) -> None:
     broker = shared_broker
     broker.create("kept")
     options = read_options({"path": broker.path, "bootstrap": "http://127.0.0.1:1", "topic": "kept", "cursor": "kept"})

@@ -1,10 +1,10 @@
-"""Records that took the place of others after an unclean stop, told from those that compaction took."""
+"""Telling records replaced after an unclean stop from records removed by compaction."""
 
 from pathlib import Path
 
 import pytest
 
-from headrace.spark.access import lost
+from headrace.spark.access import loss_reason
 from headrace.spark.offsets import Partition, Position
 from headrace.spark.options import read_options
 from headrace.spark.source import open_access
@@ -13,8 +13,8 @@ from tests.spark.world import RunningBroker
 
 
 @pytest.mark.parametrize("way", ["path", "bootstrap"])
-def test_what_compaction_took_before_a_position_was_not_replaced(tmp_path: Path, way: str) -> None:
-    """All that was read is out of date by now, and the next record there is was written after the broker was killed."""
+def test_compacted_records_before_a_position_are_not_reported_as_replaced(tmp_path: Path, way: str) -> None:
+    """All records read so far were compacted away, and the next existing record was written after the kill."""
     broker = RunningBroker(tmp_path, "--retention-interval", "100ms").start()
     try:
         broker.create("keyed", segment_size="64KB", cleanup_policy="compact", compaction_dirty_percent="1")
@@ -30,7 +30,7 @@ def test_what_compaction_took_before_a_position_was_not_replaced(tmp_path: Path,
         state = access.states(["keyed"])[place]
         assert state.epoch > reached.epoch and state.start < reached.offset
         assert broker.messages("keyed")[0]["offset"] >= reached.offset, "something is left of what was read"
-        assert lost(access, place, reached, state) is None
+        assert loss_reason(access, place, reached, state) is None
         access.close()
     finally:
         broker.close()

@@ -1,4 +1,4 @@
-"""The ledger itself, without Spark: uploads, commits, repeats, crashes at each step."""
+"""The sink ledger without Spark: uploads, commits, repeated commits, and crashes at each step."""
 
 import asyncio
 import threading
@@ -48,7 +48,7 @@ def staged_files(broker: RunningBroker) -> list[Path]:
     return listed(broker.data, "staging/*")
 
 
-def test_a_batch_is_stored_once_and_answers_the_same_when_repeated(shared_broker: RunningBroker) -> None:
+def test_a_repeated_commit_stores_nothing_and_returns_the_same_response(shared_broker: RunningBroker) -> None:
     broker = shared_broker
     broker.create("t", 2)
     first, second = batch(0, 10), batch(10, 5)
@@ -67,7 +67,7 @@ def test_a_batch_is_stored_once_and_answers_the_same_when_repeated(shared_broker
     assert not staged_files(broker)
 
 
-def test_incomplete_batches_are_refused_and_change_nothing(shared_broker: RunningBroker) -> None:
+def test_an_upload_without_whole_batches_is_refused_and_changes_nothing(shared_broker: RunningBroker) -> None:
     broker = shared_broker
     broker.create("strict")
     good = batch(0, 10)
@@ -94,7 +94,7 @@ def test_incomplete_batches_are_refused_and_change_nothing(shared_broker: Runnin
 def test_a_commit_of_many_entries_is_finished_by_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk fails in the middle of the steps, twice; the third start finds the plan and carries it out."""
+    """The disk fails twice during the steps; the third start finds the plan and finishes it."""
     monkeypatch.setattr(ledgers, "STEP_BYTES_MAX", 20_000)
     uploads = [b"".join(batch(at * 100 + n * 10, 10, 500) for n in range(10)) for at in range(3)]
     names = [uuid.uuid4().hex for _ in uploads]
@@ -104,7 +104,7 @@ def test_a_commit_of_many_entries_is_finished_by_the_next_start(
     async def failing(self: Uploads, section: Section, **options: bool) -> Any:
         nonlocal reads
         reads += 1
-        if reads in (5, 8):  # three reads make the plan, the rest are steps
+        if reads in (5, 8):  # three reads for the plan, the others are steps
             raise StorageError("a test pulled the plug")
         return await real(self, section, **options)
 
@@ -115,7 +115,7 @@ def test_a_commit_of_many_entries_is_finished_by_the_next_start(
         assert server.client.put(f"/staging/{name}", content=data).status_code == 201
     body = {"parts": [part(name, data) for name, data in zip(names, uploads, strict=True)]}
     assert server.client.put("/sinks/w/batches/0", json=body).status_code == 503
-    assert server.client.put("/sinks/w/batches/0", json=body).status_code == 503  # goes on, and fails again
+    assert server.client.put("/sinks/w/batches/0", json=body).status_code == 503  # continues, and fails again
     server.stop()
     server = Live(tmp_path / "data")
     try:
@@ -128,7 +128,7 @@ def test_a_commit_of_many_entries_is_finished_by_the_next_start(
         server.stop()
 
 
-def test_killing_the_broker_in_a_large_commit_leaves_all_of_it_once(tmp_path: Path) -> None:
+def test_a_large_commit_is_stored_exactly_once_after_a_kill(tmp_path: Path) -> None:
     broker = RunningBroker(tmp_path).start()
     try:
         broker.create("t", 2)
@@ -153,12 +153,12 @@ def test_killing_the_broker_in_a_large_commit_leaves_all_of_it_once(tmp_path: Pa
 def _try_commit(broker: RunningBroker, parts: list[dict[str, Any]]) -> None:
     try:
         broker.call("PUT", "/sinks/w/batches/0", {"parts": parts})
-    except (OSError, HTTPException):  # killed before, while or after it answered
+    except (OSError, HTTPException):  # killed before, during or after the response
         return
 
 
-@pytest.mark.parametrize("size", [0, 3 << 20])  # in one entry; as a plan
-def test_a_sink_gives_a_compacted_topic_no_message_without_a_key(shared_broker: RunningBroker, size: int) -> None:
+@pytest.mark.parametrize("size", [0, 3 << 20])  # one journal entry; a plan
+def test_a_sink_refuses_messages_without_a_key_for_a_compacted_topic(shared_broker: RunningBroker, size: int) -> None:
     broker, topic = shared_broker, f"kept-{size}"
     broker.create(topic, cleanup_policy="compact")
     with_keys = b"".join(codec.build([(b"k%d" % n, b"x" * size, (), 1)]) for n in range(4))
@@ -171,7 +171,7 @@ def test_a_sink_gives_a_compacted_topic_no_message_without_a_key(shared_broker: 
     assert broker.ok("PUT", f"/sinks/{topic}/batches/1", body)["records"] == 4
 
 
-async def test_orphans_are_swept_when_they_are_old_and_not_before(tmp_path: Path) -> None:
+async def test_stale_uploads_are_removed_only_after_their_time(tmp_path: Path) -> None:
     class Clock:
         now = 1_000_000
 
@@ -194,8 +194,8 @@ async def test_orphans_are_swept_when_they_are_old_and_not_before(tmp_path: Path
     staging.close()
 
 
-async def test_a_delete_horizon_of_another_log_does_not_come_with_an_upload(tmp_path: Path) -> None:
-    """A tombstone went with the first compaction, and no reader had the time that it is kept for."""
+async def test_an_upload_drops_the_delete_horizon_of_another_log(tmp_path: Path) -> None:
+    """Regression: the first compaction removed a tombstone, and readers had no time to see it."""
     compacted = codec.build([(b"k", None, (), 1)])
     [info] = codec.scan(compacted)
     compacted = codec.filter_batch(compacted, info, [0], delete_horizon_ms=7)
@@ -208,9 +208,9 @@ async def test_a_delete_horizon_of_another_log_does_not_come_with_an_upload(tmp_
     staging.close()
 
 
-async def test_a_decided_batch_keeps_its_uploads_even_if_they_are_discarded(tmp_path: Path) -> None:
-    """A driver that heard no answer in time aborts, and discards what the broker is just making a plan of: a plan whose
-    files are gone could never be finished, and no later batch of this writer would be stored."""
+async def test_uploads_of_a_decided_batch_cannot_be_discarded(tmp_path: Path) -> None:
+    """A driver that gets no response in time aborts, and discards the uploads of which the broker is just making a
+    plan. A plan without its files could never be finished, and no later batch of this writer could be stored."""
     config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None)
     broker = await Broker.open(config)
     try:
@@ -222,7 +222,7 @@ async def test_a_decided_batch_keeps_its_uploads_even_if_they_are_discarded(tmp_
         parts = [ledgers.LedgerEntry(Section(name, 0, len(data)), "t", 0)]
         commit = asyncio.create_task(broker.ledger.commit("w", 0, parts))
         await asyncio.sleep(0)
-        await asyncio.sleep(0)  # the plan has asked for the file; what comes now is done after that
+        await asyncio.sleep(0)  # the plan has requested the file; later work runs after that
         await broker.staging.remove([name])
         outcome = await commit
         assert (outcome.duplicate, outcome.line.records) == (False, 100)
@@ -234,9 +234,9 @@ async def test_a_decided_batch_keeps_its_uploads_even_if_they_are_discarded(tmp_
         await broker.close()
 
 
-async def test_a_writer_that_comes_back_while_it_is_forgotten_is_remembered(tmp_path: Path) -> None:
-    """Its commit was under way when its old line was found too old: deleted behind the new one, the next start knew
-    nothing of the batch and would have stored it again."""
+async def test_a_writer_that_commits_while_it_expires_is_remembered(tmp_path: Path) -> None:
+    """Regression: the writer's old line expired during its commit. Its deletion came after the new line, and the next
+    start did not know the batch and would have stored it again."""
     clock = ManualClock()
     config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None)
     broker = await Broker.open(config, clock=clock)
@@ -251,7 +251,7 @@ async def test_a_writer_that_comes_back_while_it_is_forgotten_is_remembered(tmp_
     commit = asyncio.create_task(broker.ledger.commit("w", 1, parts[1]))
     log = broker.streams.get("t").partitions[0].log
     while log.next_offset < 6:
-        await asyncio.sleep(0)  # its entry is on its way to the disk
+        await asyncio.sleep(0)  # its entry is being written
     await broker.ledger.expire()
     assert (await commit).line.batch == 1
     await broker.close()
@@ -262,10 +262,9 @@ async def test_a_writer_that_comes_back_while_it_is_forgotten_is_remembered(tmp_
         await again.close()
 
 
-async def test_a_writer_without_a_name_of_its_own_is_not_remembered_for_months(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every df.write without a writeId is one, and nobody can ever repeat it: a line for each would fill the memory."""
+async def test_a_writer_without_an_id_is_forgotten_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every df.write without a writeId is such a writer, and cannot be repeated: remembering all would fill the
+    memory."""
     writers: list[str] = []
     monkeypatch.setattr(BrokerLink, "commit", lambda _, writer, *__: writers.append(writer))
     for more in ({"writeId": "daily"}, {}):
@@ -285,7 +284,7 @@ async def test_a_writer_without_a_name_of_its_own_is_not_remembered_for_months(
 
 
 @pytest.mark.parametrize("step_bytes", [1 << 20, 500])
-async def test_a_writer_stays_its_users_through_a_restart(
+async def test_a_writer_belongs_to_its_user_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_bytes: int
 ) -> None:
     """In one entry with its batches, and as a plan."""
@@ -307,7 +306,7 @@ async def test_a_writer_stays_its_users_through_a_restart(
         await again.close()
 
 
-async def test_a_writer_of_an_older_version_has_no_owner(tmp_path: Path) -> None:
+async def test_a_writer_stored_by_an_older_version_has_no_owner(tmp_path: Path) -> None:
     config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None)
     broker = await Broker.open(config)
     group = broker.shard.group()
@@ -323,8 +322,9 @@ async def test_a_writer_of_an_older_version_has_no_owner(tmp_path: Path) -> None
         await again.close()
 
 
-async def test_an_upload_of_a_commit_under_way_is_not_replaced(tmp_path: Path) -> None:
-    """What a plan was made of is what its steps store: other bytes under the name could never be cut as it says."""
+async def test_an_upload_of_a_commit_in_progress_cannot_be_replaced(tmp_path: Path) -> None:
+    """The steps of a plan must store the bytes it was made of: other bytes under the same name could not be split
+    alike."""
     broker = await Broker.open(Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None))
     try:
         name = uuid.uuid4().hex
@@ -338,8 +338,8 @@ async def test_an_upload_of_a_commit_under_way_is_not_replaced(tmp_path: Path) -
         await broker.close()
 
 
-async def test_steps_fit_the_journal_there_is(tmp_path: Path) -> None:
-    """A plan whose steps no entry can hold is decided, and never done: its writer could store nothing any more."""
+async def test_steps_fit_into_the_configured_journal(tmp_path: Path) -> None:
+    """A decided plan whose steps fit no journal entry could never finish, and its writer could store nothing more."""
     log = LogSettings(journal_file_bytes=1 << 20)
     broker = await Broker.open(Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None, log=log))
     try:

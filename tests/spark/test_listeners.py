@@ -1,4 +1,4 @@
-"""What came in by other listeners, as Spark sees it: AMQP messages with their properties, Kafka's transactions."""
+"""AMQP messages with properties and Kafka transactions, as read by Spark."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_amqp_messages_have_their_exchange_routing_key_and_properties(
 
 
 def transactional(broker: RunningBroker, name: str) -> "Producer":
-    """Ready for a transaction, which the broker leaves open however long Spark takes to look at it."""
+    """A transactional producer whose transaction times out late enough for Spark."""
     from confluent_kafka import Producer
 
     address = f"127.0.0.1:{broker.ports['kafka']}"
@@ -71,7 +71,7 @@ def transactional(broker: RunningBroker, name: str) -> "Producer":
 
 
 def produce(broker: RunningBroker, topic: str, name: str, values: list[str]) -> "Producer":
-    """In a transaction that is still open."""
+    """Produces records in a transaction that stays open."""
     producer = transactional(broker, name)
     producer.begin_transaction()
     for value in values:
@@ -81,7 +81,7 @@ def produce(broker: RunningBroker, topic: str, name: str, values: list[str]) -> 
 
 
 def wait_for_slot(broker: RunningBroker, topic: str) -> None:
-    """Whoever reads the files learns of the end of a transaction a moment after its producer: from a slot."""
+    """Waits until the slot shows the end of the transaction, which readers of the files use."""
     [log] = broker.ok("GET", f"/topics/{topic}/log")["partitions"]
     files = LogFiles(broker.path)
 
@@ -97,9 +97,7 @@ def texts(reader: "DataSourceReader", pieces: "list[InputPartition]") -> list[st
     return [row["value"].decode() for row in found]
 
 
-def test_committed_records_are_read_and_those_of_open_and_aborted_transactions_are_not(
-    spark: "SparkSession", listeners: RunningBroker
-) -> None:
+def test_records_of_open_and_aborted_transactions_are_not_read(spark: "SparkSession", listeners: RunningBroker) -> None:
     broker = listeners
     broker.create("paid")
     produce(broker, "paid", "a", ["a1", "a2"]).commit_transaction(PATIENCE_S)
@@ -110,7 +108,7 @@ def test_committed_records_are_read_and_those_of_open_and_aborted_transactions_a
     broker.publish("paid", [{"value": "behind"}])
 
     def read(way: str, **more: str) -> list[str]:
-        # Not held for an hour: what is removed below is to go.
+        # No links for an hour: the segments deleted below must disappear.
         frame = load(spark, options(broker, way, topic="paid", columns="offset,value", pinMaxAge="1ms", **more))
         return [bytes(r.value).decode() for r in frame.orderBy("offset").collect()]
 
@@ -122,12 +120,12 @@ def test_committed_records_are_read_and_those_of_open_and_aborted_transactions_a
     wait_for_slot(broker, "paid")
     for way in WAYS:
         assert read(way) == ["a1", "a2", "plain", "c1", "d1", "behind"], way
-    # Planned, then removed before a task came to it: its markers went with it, and are still minded.
+    # Planned, then deleted with its markers before the task started: the markers still apply.
     reader, pieces = planned(broker, topic="paid")
     broker.ok("DELETE", f"/topics/paid/partitions/0/records?before={broker.ends('paid')[0][1]}")
     wait_until(lambda: not listed(broker.data, f"logs/*-paid/{0:020d}.log"), "it was not removed")
     assert texts(reader, pieces) == ["a1", "a2", "plain", "c1", "d1", "behind"]
-    # The same through the broker. Each piece ends before the marker of the transaction that begins in it.
+    # The same through the broker. Each task ends before the marker of the transaction that starts in it.
     broker.create("owed", segment_size="64KB")
     large = "x" * 100_000
     produce(broker, "owed", "a", ["a1" + large, "a2"]).commit_transaction(PATIENCE_S)
@@ -141,26 +139,26 @@ def test_committed_records_are_read_and_those_of_open_and_aborted_transactions_a
     assert [text[:2] for text in texts(reader, pieces)] == ["a1", "a2", "c1"]
 
 
-def test_a_task_that_comes_when_nothing_is_held_any_more_minds_the_markers_that_are_still_there(
+def test_a_task_without_its_links_uses_the_remaining_transaction_markers(
     listeners: RunningBroker,
 ) -> None:
-    """The broker takes away what was held too long; the segment itself is where it was."""
+    """The broker has removed the expired links; the segment itself still exists."""
     listeners.create("late")
     produce(listeners, "late", "e", ["e1"]).commit_transaction(PATIENCE_S)
     produce(listeners, "late", "f", ["f1"]).abort_transaction(PATIENCE_S)
     wait_for_slot(listeners, "late")
     reader, pieces = planned(listeners, topic="late")
-    links = [Path(piece.piece.held) for piece in pieces]  # type: ignore[attr-defined]
+    links = [Path(piece.task.link) for piece in pieces]  # type: ignore[attr-defined]
     assert links
     for link in links:
         link.unlink()
     assert texts(reader, pieces) == ["e1"]
 
 
-def test_markers_of_a_transaction_that_lie_in_a_later_piece_are_minded_though_all_of_it_was_removed(
+def test_markers_in_a_later_deleted_segment_are_found_through_the_links(
     listeners: RunningBroker,
 ) -> None:
-    """Retention took them before a task looked for them: what was aborted came out as committed."""
+    """Regression: retention deleted the markers before the task looked for them, and aborted records were read."""
     listeners.create("later", segment_size="64KB")
     large = "x" * 100_000
     produce(listeners, "later", "h", ["h1" + large, "h2"]).commit_transaction(PATIENCE_S)
@@ -175,10 +173,8 @@ def test_markers_of_a_transaction_that_lie_in_a_later_piece_are_minded_though_al
     assert [text[:2] for text in texts(reader, pieces)] == ["h1", "h2", "j1"]
 
 
-def test_a_slot_that_is_just_being_written_is_looked_at_again(
-    listeners: RunningBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Until where the markers of a transaction may lie was not known for a moment, and its log said to be damaged."""
+def test_a_slot_that_is_being_written_is_read_again(listeners: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: while a slot was being written, the log was reported as damaged."""
     listeners.create("slot")
     produce(listeners, "slot", "g", ["g1"]).commit_transaction(PATIENCE_S)
     wait_for_slot(listeners, "slot")
@@ -194,8 +190,8 @@ def test_a_slot_that_is_just_being_written_is_looked_at_again(
     assert len(asked) == 2
 
 
-def test_a_transaction_is_read_to_its_end_though_its_topic_was_deleted_meanwhile(listeners: RunningBroker) -> None:
-    """All of it is held, its markers too; without a slot its log was said to be damaged."""
+def test_a_transaction_is_read_completely_after_its_topic_was_deleted(listeners: RunningBroker) -> None:
+    """Regression: without a slot, the log of a deleted topic was reported as damaged, although all of it was linked."""
     listeners.create("dropped", segment_size="64KB")
     large = "x" * 100_000
     produce(listeners, "dropped", "k", ["k1" + large, "k2"]).commit_transaction(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Spark at a broker with users: `bootstrap` carries who it is, and the rights hold."""
+"""Spark with a broker that has users: `bootstrap` contains the login, and permissions apply."""
 
 from typing import TYPE_CHECKING
 
@@ -8,11 +8,11 @@ import pytest
 from headrace.client.management import Management
 from headrace.errors import CorruptLog
 from headrace.record import codec
-from headrace.spark.access import Piece
+from headrace.spark.access import ReadTask
 from headrace.spark.broker import BrokerLink
 from headrace.spark.broker_access import BrokerAccess
 from headrace.spark.offsets import Partition
-from headrace.spark.rows import Rows
+from headrace.spark.rows import RowDecoder
 from tests.spark.world import RunningBroker, numbered
 
 if TYPE_CHECKING:
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 PASSWORD = "spark's own"
 
 
-def test_source_and_sink_log_in_with_the_address_and_keep_to_their_rights(
-    spark: "SparkSession", broker: RunningBroker
-) -> None:
+def test_source_and_sink_log_in_and_respect_permissions(spark: "SparkSession", broker: RunningBroker) -> None:
     for topic in ("in", "out", "other"):
         broker.create(topic)
     broker.publish("in", numbered(50))
@@ -42,13 +40,13 @@ def test_source_and_sink_log_in_with_the_address_and_keep_to_their_rights(
     assert PASSWORD not in broker.said() and "spark%27s" not in broker.said()
 
 
-def test_the_report_of_a_damaged_batch_does_not_tell_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes into logs, and into what a pipeline tells everybody of its last error."""
+def test_the_error_for_a_damaged_batch_does_not_contain_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error goes into logs and into the pipeline's last_error, which all users can see."""
     damaged = codec.build([(None, b"x", (), 1)])
     damaged[-1] ^= 1
     monkeypatch.setattr(BrokerLink, "batches", lambda *_, **__: (bytes(damaged), 1))
     access = BrokerAccess("http://spark:secret@broker:15672", committed=True, fail_on_data_loss=True)
-    rows = Rows(access, ["value"], verify_crc=True, committed=True)
+    rows = RowDecoder(access, ["value"], verify_crc=True, committed=True)
     with pytest.raises(CorruptLog, match=r"spark:\*\*\*@broker") as reported:
-        list(rows.read(Piece(Partition("orders", 0), 1, 0, 1), pa.schema([("value", pa.binary())])))
+        list(rows.read(ReadTask(Partition("orders", 0), 1, 0, 1), pa.schema([("value", pa.binary())])))
     assert "secret" not in str(reported.value)

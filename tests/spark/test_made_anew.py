@@ -1,4 +1,4 @@
-"""Topics that are deleted, and perhaps made anew under the same name, while somebody reads them. Without a JVM."""
+"""Topics that are deleted, and possibly created again, while they are read. Without a JVM."""
 
 from typing import TYPE_CHECKING
 
@@ -33,10 +33,10 @@ def make_anew(broker: RunningBroker, topic: str, count: int) -> None:
     broker.publish(topic, numbered(count, first=1000))
 
 
-def test_a_task_that_was_planned_on_a_topic_reads_nothing_of_another_one_of_that_name(
+def test_a_task_does_not_read_a_new_topic_of_the_same_name(
     shared_broker: RunningBroker,
 ) -> None:
-    """Through the broker, where a topic is only a name: the segments of both begin at 0."""
+    """Through the broker, a topic is only a name, and the segments of both topics start at 0."""
     broker = shared_broker
     broker.create("renewed")
     broker.publish("renewed", numbered(10))
@@ -44,16 +44,15 @@ def test_a_task_that_was_planned_on_a_topic_reads_nothing_of_another_one_of_that
     lax = source(broker, "bootstrap", topic="renewed", failOnDataLoss="false").reader(SCHEMA)
     plans = [(strict, strict.partitions()), (lax, lax.partitions())]
     make_anew(broker, "renewed", 20)
-    with pytest.raises(DataLoss, match="made anew"):
+    with pytest.raises(DataLoss, match="topic 'renewed' was deleted"):
         values(*plans[0])
     assert values(*plans[1]) == []
 
 
 @pytest.mark.parametrize("way", ["path", "bootstrap"])
-def test_a_batch_that_is_repeated_takes_nothing_of_the_new_topic_that_the_next_one_reads(
-    shared_broker: RunningBroker, way: str
-) -> None:
-    """A driver dies in a batch, its topic is made anew, and the batch is done again: its end is one of the old log."""
+def test_a_repeated_batch_does_not_read_a_topic_created_meanwhile(shared_broker: RunningBroker, way: str) -> None:
+    """A driver dies during a batch, its topic is created again, and the batch is repeated with an end in the old
+    log."""
     broker, topic = shared_broker, f"repeated-{way}"
     broker.create(topic)
     broker.publish(topic, numbered(10))
@@ -70,9 +69,7 @@ def test_a_batch_that_is_repeated_takes_nothing_of_the_new_topic_that_the_next_o
 
 
 @pytest.mark.parametrize("way", ["path", "bootstrap"])
-def test_a_deleted_topic_does_not_end_a_stream_that_goes_on_with_what_is_there(
-    shared_broker: RunningBroker, way: str
-) -> None:
+def test_a_stream_without_fail_on_data_loss_survives_a_deleted_topic(shared_broker: RunningBroker, way: str) -> None:
     broker, name = shared_broker, f"one-of-two-{way}"
     for topic in (f"{name}.a", f"{name}.b"):
         broker.create(topic)
@@ -89,7 +86,7 @@ def test_a_deleted_topic_does_not_end_a_stream_that_goes_on_with_what_is_there(
         end = lax.latestOffset(start, lax.getDefaultReadLimit())
         assert values(lax, lax.partitions(start, end)) == ["1000", "1001"]
         lax.reportLatestOffset()
-        broker.create(f"{name}.a")  # and when it is there again, it is read again
+        broker.create(f"{name}.a")  # once it exists again, it is read again
         broker.publish(f"{name}.a", numbered(1, first=2000))
         again = lax.latestOffset(end, lax.getDefaultReadLimit())
         assert values(lax, lax.partitions(end, again)) == ["2000"]

@@ -1,4 +1,4 @@
-"""Plans that retention is faster than, without a JVM."""
+"""Planning that competes with retention and compaction, without a JVM."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from headrace.log.disk.paths import SegmentStem
 from headrace.log.read.external import LogFiles, SliceFile
 from headrace.log.segments.segment import Segment
 from headrace.record.types import Slice
-from headrace.spark.access import Hold, Piece
+from headrace.spark.access import Lease, ReadTask
 from headrace.spark.folder_access import FolderAccess
 from headrace.spark.offsets import Partition
 from tests.listing import listed
@@ -19,36 +19,38 @@ from tests.spark.test_size import planned, publish_all_keys, rows
 from tests.spark.world import RunningBroker, wait_until
 
 
-def test_a_batch_from_the_earliest_on_begins_later_when_retention_is_faster_than_its_plan(
+def test_a_batch_from_earliest_is_planned_again_after_retention(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody asked for what is gone: the earliest is what is there by now."""
+    """A batch from earliest starts at the new log start: no requested record is lost."""
     broker = RunningBroker(tmp_path, "--retention-interval", "100ms").start()
     try:
         broker.create("short", segment_size="64KB")
         publish_all_keys(broker, "short")
-        hold, held = FolderAccess.hold, []
+        lease, planned_tasks = FolderAccess.lease, []
 
-        def overtaken(self: FolderAccess, pieces: Sequence[Piece], for_ms: int) -> tuple[list[Piece], Hold | None]:
-            held.append(len(pieces))
-            if len(held) == 1:
+        def overtaken(
+            self: FolderAccess, tasks: Sequence[ReadTask], for_ms: int
+        ) -> tuple[list[ReadTask], Lease | None]:
+            planned_tasks.append(len(tasks))
+            if len(planned_tasks) == 1:
                 broker.ok("DELETE", "/topics/short/partitions/0/records?before=1000")
                 wait_until(lambda: not listed(broker.data, f"logs/*/{0:020d}.log"), "retention left it there")
-            return hold(self, pieces, for_ms)
+            return lease(self, tasks, for_ms)
 
-        monkeypatch.setattr(FolderAccess, "hold", overtaken)
+        monkeypatch.setattr(FolderAccess, "lease", overtaken)
         reader, pieces = planned(broker, topic="short", splitBytes="64KB")
         assert [offset for offset, _ in rows(reader, pieces)] == list(range(1000, 1200))
-        assert len(held) > 1
+        assert len(planned_tasks) > 1
     finally:
         broker.close()
 
 
-def test_a_look_into_a_segment_that_is_rewritten_just_then_is_taken_again(
+def test_a_lookup_in_a_segment_that_is_rewritten_meanwhile_is_retried(
     shared_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compaction swaps its file between the listing and the opening: no reason to end a stream that only asks how far
-    its next batch goes."""
+    """Compaction replaces the file between the listing and the opening: a stream that only asks how far its next batch
+    goes must not fail."""
     broker = shared_broker
     broker.create("swapped", retention_ms="forever")
     broker.publish("swapped", ({"value": str(n), "timestamp": 1000 + n} for n in range(10)))
@@ -67,7 +69,7 @@ def test_a_look_into_a_segment_that_is_rewritten_just_then_is_taken_again(
 
     monkeypatch.setattr(LogFiles, "open", swapped)
     for look, found in (
-        (lambda: access.reach(place, state, 0, 10, 1), 10),
+        (lambda: access.offset_after_bytes(place, state, 0, 10, 1), 10),
         (lambda: access.epoch_before(place, state, 10), state.epoch),
         (lambda: access.offset_for_timestamp(place, state, 1005), 5),
     ):
@@ -77,10 +79,11 @@ def test_a_look_into_a_segment_that_is_rewritten_just_then_is_taken_again(
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_a_segment_that_is_rewritten_while_they_are_listed_is_not_left_out(
+def test_a_segment_rewritten_during_the_listing_is_not_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Its old file is gone when it is looked at, and its new one came after the listing: its records were missing."""
+    """Regression: the old file was deleted before it was opened, and the new one appeared after the listing, so that
+    its records were missing."""
     broker = RunningBroker(tmp_path).start()
     try:
         broker.create("long", segment_size="64KB")

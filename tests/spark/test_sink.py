@@ -1,4 +1,4 @@
-"""The sink: rows arrive, where they belong, once."""
+"""The sink: rows arrive in the right partition, exactly once."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ def values(broker: RunningBroker, topic: str) -> list[str]:
     return sorted((m["value"] for partition in broker.ends(topic) for m in broker.messages(topic, partition)), key=int)
 
 
-def test_rows_go_where_kafka_clients_would_put_them_with_all_their_parts(
+def test_rows_are_partitioned_like_kafka_clients_do_with_all_fields(
     spark: "SparkSession", shared_broker: RunningBroker
 ) -> None:
     from headrace.record.codec import partition_for
@@ -53,9 +53,7 @@ def test_rows_go_where_kafka_clients_would_put_them_with_all_their_parts(
         assert message["timestamp"] == 1_700_000_000_000 + int(message["key"])
 
 
-def test_a_column_sends_each_row_to_its_topic_and_partition(
-    spark: "SparkSession", shared_broker: RunningBroker
-) -> None:
+def test_columns_give_the_topic_and_partition_of_each_row(spark: "SparkSession", shared_broker: RunningBroker) -> None:
     broker = shared_broker
     broker.create("left", 2)
     frame = spark.sql(
@@ -68,9 +66,7 @@ def test_a_column_sends_each_row_to_its_topic_and_partition(
     assert len(values(broker, "right")) == 50
 
 
-def test_a_write_with_an_id_is_stored_once_however_often_it_runs(
-    spark: "SparkSession", shared_broker: RunningBroker
-) -> None:
+def test_a_write_with_an_id_is_stored_once(spark: "SparkSession", shared_broker: RunningBroker) -> None:
     broker = shared_broker
     frame = spark.range(100).selectExpr("cast(id as string) value")
     for _ in range(3):
@@ -85,14 +81,18 @@ def test_a_write_with_an_id_is_stored_once_however_often_it_runs(
     ("columns", "options", "said"),
     [
         ("id", {"topic": "x"}, "no column 'id'"),
-        ("id value", {"topic": "x"}, "column 'value' is binary or string, not bigint"),
-        ("cast(id as string) key", {"topic": "x"}, "a column 'value' is needed"),
+        ("id value", {"topic": "x"}, "column 'value' must be binary or string, not bigint"),
+        ("cast(id as string) key", {"topic": "x"}, "column 'value' is missing"),
         ("cast(id as string) value", {}, "or a column 'topic'"),
-        ("cast(id as string) value", {"topic": "x", "compression": "rar"}, "'compression': is one of none"),
-        ("cast(id as string) value", {"topic": "x", "startingOffsets": "latest"}, "'startingOffsets': is for reading"),
+        ("cast(id as string) value", {"topic": "x", "compression": "rar"}, "'compression': must be one of none"),
+        (
+            "cast(id as string) value",
+            {"topic": "x", "startingOffsets": "latest"},
+            "'startingOffsets': is only for reading",
+        ),
     ],
 )
-def test_what_cannot_be_written_is_named(
+def test_invalid_columns_and_options_of_the_sink_are_reported(
     spark: "SparkSession", shared_broker: RunningBroker, columns: str, options: dict[str, str], said: str
 ) -> None:
     frame = spark.range(3).selectExpr(columns)
@@ -110,11 +110,11 @@ def _refused(spark: "SparkSession") -> Exception:
     raise AssertionError("a sink without a broker was taken")
 
 
-def test_faults_around_the_commit_neither_lose_nor_repeat_a_row(
+def test_faults_during_the_commit_neither_lose_nor_repeat_rows(
     spark: "SparkSession", broker: RunningBroker, tmp_path: Path
 ) -> None:
-    """The connection between Spark and the broker breaks at each step of a batch in turn; the query fails or heals
-    by itself, and is started again until it is through."""
+    """The connection breaks at each step of a batch in turn; the query fails or recovers, and no row is lost or stored
+    twice."""
     broker.create("in", 2)
     broker.create("out", 2)
     broker.publish("in", numbered(1000))
@@ -135,19 +135,19 @@ def test_faults_around_the_commit_neither_lose_nor_repeat_a_row(
             expected = [str(n) for n in range(1000 + (number + 1) * 100)]
             assert values(broker, "out") == expected, f"after {fault}"
         assert proxy.broken == [each for fault in faults for each in fault]
-    # What Spark did last is done once more: its commit record is gone, the batch runs again.
+    # Spark repeats its last batch, because its commit record is deleted.
     last = max(listed(tmp_path / "checkpoint" / "commits", "[0-9]*"), key=lambda p: int(p.name))
     last.unlink()
     copy(source(spark, broker, "in"), broker.url, "out", tmp_path / "checkpoint")
     assert values(broker, "out") == [str(n) for n in range(1700)]
-    # Only what the last abort was not allowed to remove is left, for the broker to sweep.
+    # Only uploads that the last abort could not discard are left; the broker removes them later.
     assert len(listed(broker.data, "staging/*.staged")) == 1, "committed and aborted uploads stay behind"
 
 
 def test_a_batch_larger_than_a_journal_entry_is_stored_whole(
     spark: "SparkSession", broker: RunningBroker, tmp_path: Path
 ) -> None:
-    """40 MB in one batch: more than one entry of the journal holds."""
+    """A batch of 40 MB, more than one journal entry holds."""
     broker.create("big", 2)
     frame = spark.range(40_000, numPartitions=4).selectExpr(
         "cast(id as string) key", "concat(id, repeat('x', 1000)) value"

@@ -1,4 +1,4 @@
-"""A million records, and slices that outlive what they were cut from."""
+"""Reading many records, and leases on files that retention deletes or compaction rewrites."""
 
 import time
 import uuid
@@ -49,8 +49,8 @@ def test_a_million_records_are_each_read_once(spark: "SparkSession", shared_brok
     assert frame.rdd.getNumPartitions() >= 4
 
 
-def test_a_lease_keeps_files_that_retention_is_done_with(tmp_path: "Path") -> None:
-    """What a batch was planned on stays until it is done, though the log has moved on."""
+def test_a_lease_keeps_files_from_retention(tmp_path: "Path") -> None:
+    """The files of a batch are kept until it is finished, although the log has moved on."""
     from headrace.log.read.external import LogFiles
 
     broker = RunningBroker(tmp_path, "--retention-interval", "100ms").start()
@@ -85,8 +85,8 @@ def planned(broker: RunningBroker, **more: str) -> "tuple[DataSourceReader, list
     return reader, list(reader.partitions())
 
 
-def test_a_task_reads_what_was_planned_though_it_was_removed_or_rewritten_meanwhile(tmp_path: "Path") -> None:
-    """By the path alone, without a word to the broker: a task that runs late, and its second attempt, read the same."""
+def test_a_task_reads_the_planned_files_after_retention_or_compaction(tmp_path: "Path") -> None:
+    """With the option path only, without a broker: a late task and its retry read the same records."""
     broker = RunningBroker(tmp_path, "--retention-interval", "100ms").start()
     try:
         broker.create("short", segment_size="64KB")
@@ -98,7 +98,7 @@ def test_a_task_reads_what_was_planned_though_it_was_removed_or_rewritten_meanwh
         plans = {topic: planned(broker, topic=topic, splitBytes="64KB") for topic in before}
         end = broker.ends("short")[0][1]
         broker.ok("DELETE", f"/topics/short/partitions/0/records?before={end}")
-        for part in range(6):  # all keys again, in segments of their own: what was planned on is out of date
+        for part in range(6):  # all keys again in new segments, so that the planned records are superseded
             broker.publish("keyed", numbered(200, first=part * 200, size=300, keys=1200))
         wait_until(lambda: not listed(broker.data, f"logs/*-short/{0:020d}.log"), "retention left it there")
         wait_until(lambda: broker.messages("keyed")[0]["offset"] > 0, "nothing was compacted")
@@ -108,7 +108,7 @@ def test_a_task_reads_what_was_planned_though_it_was_removed_or_rewritten_meanwh
                 batches = [batch for piece in pieces for batch in reader.read(piece)]
                 found = [(row["offset"], row["value"].decode()) for batch in batches for row in batch.to_pylist()]
                 assert found == [(m["offset"], m["value"]) for m in before[topic]], topic
-        # A reader that died cannot release what it held: the broker does when its time is over.
+        # A dead reader cannot release its links: the broker removes them after their expiry.
         planned(broker, topic="keyed", pinMaxAge="1ms")
         wait_until(lambda: len(listed(broker.data, "held/*")) == 2, "what a dead reader held stays for ever")
     finally:
@@ -116,17 +116,19 @@ def test_a_task_reads_what_was_planned_though_it_was_removed_or_rewritten_meanwh
 
 
 def publish_all_keys(broker: RunningBroker, topic: str) -> None:
-    for part in range(6):  # each a batch of its own, and about a segment
+    for part in range(6):  # each is one batch of about a segment
         broker.publish(topic, numbered(200, first=part * 200, size=300, keys=1200))
 
 
 def rewrite(broker: RunningBroker, topic: str) -> None:
-    """All keys again, in segments of their own: what is there is out of date, and goes when the broker looks. All of
-    it: a later plan on a segment that an earlier one holds would be served what nobody else sees any more."""
+    """Publishes all keys again in new segments, so that earlier records are superseded, and waits until compaction has
+    removed all of them: a later plan on a segment that an earlier one still links would read records that no longer
+    exist elsewhere."""
     end = broker.ends(topic)[0][1]
     publish_all_keys(broker, topic)
     again = {m["key"] for m in broker.messages(topic) if m["offset"] >= end}
-    broker.publish(topic, numbered(200, first=2000, size=300, keys=10_000))  # in a new segment: the last one is sealed
+    # In a new segment, so that the last one is sealed.
+    broker.publish(topic, numbered(200, first=2000, size=300, keys=10_000))
     wait_until(
         lambda: all(m["offset"] >= end or m["key"] not in again for m in broker.messages(topic)),
         "what is out of date was not compacted",
@@ -138,10 +140,10 @@ def rows(reader: "DataSourceReader", pieces: "list[InputPartition]") -> list[tup
     return [(row["offset"], row["value"].decode()) for batch in batches for row in batch.to_pylist()]
 
 
-def test_the_broker_serves_a_task_what_was_planned_though_it_was_removed_or_rewritten_meanwhile(
+def test_the_broker_serves_leased_segments_after_retention_or_compaction(
     tmp_path: "Path",
 ) -> None:
-    """Through the broker alone: it holds what was planned on, and forgets what its time is over of."""
+    """Through the broker only: it keeps leased segments, and drops expired leases."""
     broker = RunningBroker(tmp_path, "--retention-interval", "100ms").start()
     try:
         broker.create("short", segment_size="64KB")
@@ -160,33 +162,33 @@ def test_the_broker_serves_a_task_what_was_planned_though_it_was_removed_or_rewr
             assert len(pieces) > 4
             for _ in range(2):
                 assert rows(reader, pieces) == before[topic], topic
-        # What is held no longer is reported, not read as it is by now; unless that is what was asked for.
-        broker.publish("keyed", numbered(200, first=5000, size=300, keys=10_000))  # keys that stay what they are
+        # Without a lease, changed records are reported instead of read, unless failOnDataLoss is off.
+        broker.publish("keyed", numbered(200, first=5000, size=300, keys=10_000))  # keys that are not superseded
         late = planned(broker, topic="keyed", pinMaxAge="1ms", **where)
         lax = planned(broker, topic="keyed", pinMaxAge="1ms", failOnDataLoss="false", **where)
         end = broker.ends("keyed")[0][1]
         rewrite(broker, "keyed")
 
         def is_reported() -> bool:
-            """Once the broker has looked: until then what was planned is still there, and is served."""
+            """Waits until the broker has applied retention; until then the planned segments still exist."""
             try:
                 rows(*late)
             except DataLoss as loss:
-                assert "is not held any more" in str(loss)
+                assert "is not leased any more" in str(loss)
                 return True
             return False
 
         wait_until(is_reported, "what is held no longer is read all the same")
 
         def is_what_is_left() -> bool:
-            """Once it is at rest: compaction goes on segment by segment behind the first one that it took away."""
+            """Waits until compaction has finished all segments, which it rewrites one by one."""
             found = rows(*lax)
             left = [(m["offset"], m["value"]) for m in broker.messages("keyed") if m["offset"] < end]
             return bool(left) and found == left
 
         wait_until(is_what_is_left, "other records are read than those that are left")
-        # A broker that was restarted has forgotten what it held, but nothing has become of it yet: nothing is compacted
-        # any more, once what is under way has ended.
+        # A restarted broker has no leases, but the segments still exist: nothing more is compacted once the current
+        # compaction has ended.
         broker.ok("PATCH", "/topics/keyed", {"config": {"cleanup_policy": "delete"}})
 
         def is_served_after_a_restart() -> bool:
@@ -204,7 +206,7 @@ def test_the_broker_serves_a_task_what_was_planned_though_it_was_removed_or_rewr
         broker.close()
 
 
-def test_a_stream_gives_back_to_the_broker_what_it_leased(tmp_path: "Path") -> None:
+def test_a_stream_releases_its_leases_at_the_broker(tmp_path: "Path") -> None:
     from pyspark.sql.types import StructType
 
     from headrace.spark.source import HeadraceSource
@@ -215,14 +217,14 @@ def test_a_stream_gives_back_to_the_broker_what_it_leased(tmp_path: "Path") -> N
         options = {"bootstrap": broker.url, "topic": "released", "startingOffsets": "earliest"}
         stream = HeadraceSource(options).streamReader(StructType().add("offset", "long"))
         reached = stream.initialOffset()
-        for done in (stream.commit, lambda _: stream.stop()):  # each ends a batch
+        for done in (stream.commit, lambda _: stream.stop()):  # each finishes a batch
             publish_all_keys(broker, "released")
             start, end = broker.ends("released")[0]
             until = stream.latestOffset(reached, stream.getDefaultReadLimit())
             assert stream.partitions(reached, until)
             broker.ok("DELETE", f"/topics/released/partitions/0/records?before={end}")
             first = f"logs/*-released/{start:020d}.log"
-            time.sleep(0.3)  # several rounds of retention
+            time.sleep(0.3)  # several runs of retention
             assert listed(broker.data, first), "what is being read was removed"
             done(until)
             wait_until(lambda first=first: not listed(broker.data, first), "what was read is still held")
@@ -231,13 +233,11 @@ def test_a_stream_gives_back_to_the_broker_what_it_leased(tmp_path: "Path") -> N
         broker.close()
 
 
-def test_a_folder_in_which_nothing_can_be_held_is_named_at_load(
-    tmp_path: "Path", caplog: "pytest.LogCaptureFixture"
-) -> None:
+def test_a_folder_without_lease_is_warned_about_at_load(tmp_path: "Path", caplog: "pytest.LogCaptureFixture") -> None:
     from headrace.spark.source import HeadraceSource
 
     def warned() -> list[str]:
-        """By us: what threads of earlier tests have to say is not meant."""
+        """Warnings of this test only, not of threads of earlier tests."""
         return [record.getMessage() for record in caplog.records if record.name == "headrace.spark"]
 
     broker = RunningBroker(tmp_path).start()
@@ -248,7 +248,7 @@ def test_a_folder_in_which_nothing_can_be_held_is_named_at_load(
         source.schema()
         assert not warned()
         (broker.data / "held").rmdir()
-        (broker.data / "held").touch()  # no links can be made, as in a folder that may only be read
+        (broker.data / "held").touch()  # links cannot be created, as in a read-only folder
         source.schema()
         [said] = warned()
         assert "'bootstrap'" in said and "retention" in said and broker.path in said
@@ -262,7 +262,7 @@ def test_a_folder_in_which_nothing_can_be_held_is_named_at_load(
         broker.close()
 
 
-def test_a_stream_releases_what_it_held_when_its_batch_is_done(shared_broker: RunningBroker) -> None:
+def test_a_stream_releases_its_links_after_each_batch(shared_broker: RunningBroker) -> None:
     from pyspark.sql.types import StructType
 
     from headrace.spark.source import HeadraceSource
@@ -275,7 +275,7 @@ def test_a_stream_releases_what_it_held_when_its_batch_is_done(shared_broker: Ru
     others = set(listed(broker.data, "held/*"))
 
     def held() -> int:
-        """By this one: Python processes of earlier queries may still be about to release what they held."""
+        """Links of this query only: processes of earlier queries may still be releasing theirs."""
         return len(set(listed(broker.data, "held/*")) - others)
 
     first = stream.initialOffset()

@@ -1,4 +1,4 @@
-"""Batches: what is in the log is what Spark sees, by the files and through the broker."""
+"""Batch reads, from the files and through the broker."""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ def load(spark: "SparkSession", chosen: dict[str, str], schema: str | None = Non
 
 @pytest.fixture(scope="module")
 def orders(shared_broker: RunningBroker) -> RunningBroker:
-    """3,000 messages in two partitions, in segments of 64 KB, so that slices have something to cut."""
+    """3,000 messages in two partitions with segments of 64 KB, so that there is something to split."""
     shared_broker.create("orders", 2, segment_size="64KB")
     for part in range(6):
         shared_broker.publish("orders", numbered(500, first=500 * part, size=100))
@@ -52,40 +52,41 @@ def test_every_record_is_read_once_with_the_columns_of_the_kafka_source(
     assert {(r.topic, r.timestampType) for r in rows} == {("orders", 0)}
 
 
-def test_spark_knows_what_is_never_null(spark: "SparkSession", orders: RunningBroker) -> None:
-    """The code that it generates then asks no row for it, and it must be true: so nobody may say it of the rest."""
+def test_columns_that_are_never_null_are_declared_so(spark: "SparkSession", orders: RunningBroker) -> None:
+    """Spark generates code without null checks for these columns, so the declaration must be true, and must not be
+    made for others."""
     never = {"topic", "partition", "offset", "timestamp", "timestampType"}
     chosen = options(orders, "path", topic="orders", columns="key,value,topic,partition,offset,timestamp,timestampType")
     assert {field.name for field in load(spark, chosen).schema if not field.nullable} == never
     stream = spark.readStream.format("headrace").options(**chosen).load()
     assert {field.name for field in stream.schema if not field.nullable} == never
-    with pytest.raises(Exception, match="column 'value' may be null, so it cannot be NOT NULL"):
+    with pytest.raises(Exception, match="column 'value' must be nullable"):
         load(spark, options(orders, "path", topic="orders"), "offset bigint NOT NULL, value binary NOT NULL").count()
 
 
-def test_how_much_there_is_to_read_is_known_without_an_index(orders: RunningBroker) -> None:
+def test_the_size_to_read_is_estimated_without_an_index(orders: RunningBroker) -> None:
     access = FolderAccess(orders.path, committed=True, fail_on_data_loss=True)
     for place, state in access.states(["orders"]).items():
         whole = access.size_between(place, state, 0, state.end)
-        assert whole > 64 << 10 and access.rough_size(place, state, 0, state.end) == whole
-        assert access.rough_size(place, state, 0, state.end // 2) == pytest.approx(whole / 2, rel=0.1)
-        assert access.rough_size(place, state, state.end, state.end) == 0
+        assert whole > 64 << 10 and access.estimate_size(place, state, 0, state.end) == whole
+        assert access.estimate_size(place, state, 0, state.end // 2) == pytest.approx(whole / 2, rel=0.1)
+        assert access.estimate_size(place, state, state.end, state.end) == 0
 
 
-def test_arrow_checks_nothing_that_spark_checked(spark: "SparkSession") -> None:
+def test_redundant_checks_of_arrow_are_off(spark: "SparkSession") -> None:
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     assert jvm.System.getProperty("arrow.enable_unsafe_memory_access") == "true"
     assert jvm.System.getProperty("arrow.enable_null_check_for_get") == "false"
 
 
-def test_one_big_topic_is_cut_into_many_slices(spark: "SparkSession", orders: RunningBroker) -> None:
+def test_a_large_topic_is_split_into_many_tasks(spark: "SparkSession", orders: RunningBroker) -> None:
     frame = load(spark, options(orders, "path", topic="orders", splitBytes="64KB"))
     assert frame.rdd.getNumPartitions() >= 4
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_offsets_choose_what_is_read(spark: "SparkSession", orders: RunningBroker, way: str) -> None:
+def test_offsets_select_the_records(spark: "SparkSession", orders: RunningBroker, way: str) -> None:
     start = json.dumps({"orders": {"0": 100, "1": -1}})
     end = json.dumps({"orders": {"0": 137, "1": -1}})
     chosen = options(orders, way, topic="orders", startingOffsets=start, endingOffsets=end)
@@ -94,7 +95,7 @@ def test_offsets_choose_what_is_read(spark: "SparkSession", orders: RunningBroke
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_timestamps_choose_what_is_read(spark: "SparkSession", broker: RunningBroker, way: str) -> None:
+def test_timestamps_select_the_records(spark: "SparkSession", broker: RunningBroker, way: str) -> None:
     broker.create("times", retention_ms="forever")
     broker.publish("times", ({"value": str(n), "timestamp": 1_700_000_000_000 + n * 1000} for n in range(50)))
     chosen = options(
@@ -105,7 +106,7 @@ def test_timestamps_choose_what_is_read(spark: "SparkSession", broker: RunningBr
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_headers_and_nulls_come_as_they_are(spark: "SparkSession", broker: RunningBroker, way: str) -> None:
+def test_headers_and_nulls_are_preserved(spark: "SparkSession", broker: RunningBroker, way: str) -> None:
     broker.create("shapes")
     broker.publish(
         "shapes",
@@ -122,7 +123,7 @@ def test_headers_and_nulls_come_as_they_are(spark: "SparkSession", broker: Runni
     assert bytes(rows[2].key) == b"gone" and rows[2].value is None
 
 
-def test_a_users_schema_is_pruned_in_the_decoder(spark: "SparkSession", orders: RunningBroker) -> None:
+def test_only_the_columns_of_a_given_schema_are_decoded(spark: "SparkSession", orders: RunningBroker) -> None:
     frame = load(spark, options(orders, "path", topic="orders"), "offset bigint, partition int")
     assert frame.columns == ["offset", "partition"]
     assert frame.distinct().count() == 3000
@@ -151,31 +152,31 @@ def test_an_empty_topic_is_an_empty_table(spark: "SparkSession", broker: Running
     ("wrong", "said"),
     [
         ({"startingOfsets": "earliest"}, "did you mean startingOffsets"),
-        ({"startingOffsets": "soon"}, "'startingOffsets': is earliest, latest or JSON"),
+        ({"startingOffsets": "soon"}, "'startingOffsets': must be earliest, latest or JSON"),
         ({"startingOffsets": '{"orders": {"9": 1}}'}, ""),
-        ({"maxOffsetsPerTrigger": "many"}, "'maxOffsetsPerTrigger': is a whole number"),
-        ({"maxOffsetsPerTrigger": "5", "maxBytesPerTrigger": "1MB"}, "choose one"),
-        ({"splitBytes": "big"}, "'splitBytes': is a size"),
-        ({"columns": "offset,colour"}, "there is no column 'colour'"),
-        ({"verifyCrc": "maybe"}, "'verifyCrc': is true or false"),
-        ({"isolation": "dirty"}, "'isolation': is one of read_committed, read_uncommitted"),
-        ({"cursor": "job"}, "'cursor': is kept by the broker"),
+        ({"maxOffsetsPerTrigger": "many"}, "'maxOffsetsPerTrigger': must be a whole number"),
+        ({"maxOffsetsPerTrigger": "5", "maxBytesPerTrigger": "1MB"}, "cannot be combined with 'maxOffsetsPerTrigger'"),
+        ({"splitBytes": "big"}, "'splitBytes': must be a size"),
+        ({"columns": "offset,colour"}, "no such column: 'colour'"),
+        ({"verifyCrc": "maybe"}, "'verifyCrc': must be true or false"),
+        ({"isolation": "dirty"}, "'isolation': must be one of read_committed, read_uncommitted"),
+        ({"cursor": "job"}, "'cursor': needs 'bootstrap'"),
         ({"pin": "true"}, "'pin': needs a 'cursor'"),
-        ({"pinMaxAge": "long"}, "'pinMaxAge': is a time with its unit"),
-        ({"topics": "orders"}, "is given together with topics"),
+        ({"pinMaxAge": "long"}, "'pinMaxAge': must be a duration with a unit"),
+        ({"topics": "orders"}, "cannot be combined with topics"),
         ({"topic": "nowhere"}, "topic 'nowhere' does not exist"),
         ({"path": "/nowhere"}, "/nowhere is not a data folder"),
-        ({"compression": "zstd"}, "'compression': is for writing"),
-        ({"startingTimestamp": "yesterday"}, "'startingTimestamp': is milliseconds"),
+        ({"compression": "zstd"}, "'compression': is only for writing"),
+        ({"startingTimestamp": "yesterday"}, "'startingTimestamp': must be milliseconds"),
     ],
 )
-def test_a_wrong_option_is_named_at_load(
+def test_an_invalid_option_is_reported_at_load(
     spark: "SparkSession", orders: RunningBroker, wrong: dict[str, str], said: str
 ) -> None:
     from pyspark.errors import AnalysisException
 
     if not said:
-        with pytest.raises(Exception, match="no partition 9 of topic 'orders'"):
+        with pytest.raises(Exception, match="topic 'orders' has no partition 9"):
             load(spark, options(orders, "path", topic="orders") | wrong).count()
         return
     with pytest.raises(AnalysisException) as error:
@@ -183,8 +184,8 @@ def test_a_wrong_option_is_named_at_load(
     assert said in str(error.value)
 
 
-def test_a_torn_tail_is_not_looked_at(spark: "SparkSession", broker: RunningBroker) -> None:
-    """Half a batch behind the visible end, as a writer leaves it for a moment: readers stop before it."""
+def test_a_torn_tail_is_ignored(spark: "SparkSession", broker: RunningBroker) -> None:
+    """Readers must stop at the visible end and ignore half a batch after it, which a writer leaves for a moment."""
     broker.create("torn")
     broker.publish("torn", numbered(100))
     [segment] = listed(broker.data, "logs/*-torn/*.log")
@@ -197,9 +198,7 @@ def test_a_torn_tail_is_not_looked_at(spark: "SparkSession", broker: RunningBrok
     assert load(spark, options(broker, "path", topic="torn")).count() == 100
 
 
-def test_a_damaged_batch_is_reported_and_its_records_are_not_invented(
-    spark: "SparkSession", broker: RunningBroker
-) -> None:
+def test_a_damaged_batch_is_reported(spark: "SparkSession", broker: RunningBroker) -> None:
     broker.create("damaged")
     broker.publish("damaged", numbered(100))
     [segment] = listed(broker.data, "logs/*-damaged/*.log")
@@ -211,7 +210,7 @@ def test_a_damaged_batch_is_reported_and_its_records_are_not_invented(
         frame.count()
 
 
-def test_records_that_are_gone_are_reported_unless_told_otherwise(
+def test_deleted_records_are_reported_unless_fail_on_data_loss_is_off(
     spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     broker = RunningBroker(tmp_path_factory.mktemp("gone"), "--retention-interval", "100ms").start()
@@ -251,8 +250,8 @@ print(rows, "pandas" in sys.modules, frozen > 10_000, gc.get_freeze_count() == f
 """
 
 
-def test_a_worker_reads_without_pandas_and_hides_what_never_goes_from_the_collector(orders: RunningBroker) -> None:
-    """Both cost more than the reading did: Spark collects garbage after every task, over all that is loaded."""
+def test_a_worker_does_not_import_pandas_and_freezes_loaded_objects(orders: RunningBroker) -> None:
+    """Both cost more than the reading itself: Spark collects garbage over all loaded objects after every task."""
     import subprocess
     import sys
 

@@ -1,4 +1,4 @@
-"""Streams: micro-batches that begin where the last one ended, whatever happens in between."""
+"""Streaming reads: micro-batches continue where the last one ended, whatever happens in between."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def stream(spark: "SparkSession", broker: RunningBroker, topic: str, **options: 
 
 
 def to_parquet(frame: "DataFrame", folder: Path, **trigger: Any) -> "StreamingQuery":
-    """Parquet is exactly once itself, so counting its rows counts what the source gave."""
+    """Counts rows in a Parquet sink, which is exactly-once itself."""
     writer = frame.select("topic", "partition", "offset").writeStream.format("parquet")
     writer = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(**trigger)
     return started(lambda: writer.start(str(folder / "out")))
@@ -41,7 +41,7 @@ def seen(spark: "SparkSession", folder: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("way", ["path", "bootstrap"])
-def test_batches_keep_to_the_limit_and_a_restart_goes_on_behind_the_last(
+def test_batches_respect_the_limit_and_a_restart_continues(
     spark: "SparkSession", broker: RunningBroker, tmp_path: Path, way: str
 ) -> None:
     where = {"path": broker.path} if way == "path" else {"path": "", "bootstrap": broker.url}
@@ -53,7 +53,7 @@ def test_batches_keep_to_the_limit_and_a_restart_goes_on_behind_the_last(
     broker.publish("rows", numbered(500, first=1000))
     run_to_end(stream(spark, broker, "rows", maxOffsetsPerTrigger=300, **where), tmp_path)
     assert seen(spark, tmp_path) == (1500, 1500)
-    # The last batch again, as after a crash between its output and its commit.
+    # Repeat the last batch, as after a crash between its output and its commit.
     last = max(listed(tmp_path / "checkpoint" / "commits", "[0-9]*"), key=lambda p: int(p.name))
     last.unlink()
     run_to_end(stream(spark, broker, "rows", maxOffsetsPerTrigger=300, **where), tmp_path)
@@ -69,7 +69,7 @@ def test_bytes_limit_a_batch_too(spark: "SparkSession", broker: RunningBroker, t
     assert sum(batches) == 4000 and 3 <= len(batches) <= 8 and max(batches) < 2000
 
 
-def test_a_running_stream_follows_appends_rolls_restarts_of_the_broker_and_new_topics(
+def test_a_stream_follows_appends_new_segments_restarts_and_new_topics(
     spark: "SparkSession", broker: RunningBroker, tmp_path: Path
 ) -> None:
     broker.create("live-1", 2, segment_size="64KB")
@@ -104,7 +104,7 @@ def test_a_running_stream_follows_appends_rolls_restarts_of_the_broker_and_new_t
         query.stop()
 
 
-def test_a_cursor_shows_lag_and_its_pin_holds_retention_until_it_is_too_old(
+def test_a_cursor_shows_lag_and_its_pin_delays_retention_until_it_expires(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
     broker = RunningBroker(tmp_path, "--retention-interval", "100ms").start()
@@ -122,7 +122,7 @@ def test_a_cursor_shows_lag_and_its_pin_holds_retention_until_it_is_too_old(
         assert broker.ends("pinned")[0][0] == 0, "retention took what the cursor still needs"
         run_to_end(stream(spark, broker, "pinned", **options), tmp_path)
         assert seen(spark, tmp_path) == (2200, 2200)
-        # Nobody moves it any more: past its age the pin falls, and retention does what it is for.
+        # The cursor does not move any more: its pin expires, and retention deletes the records.
         broker.ok(
             "PUT", "/cursors/job",
             {"topic": "pinned", "partitions": [{"partition": 0, "offset": 0}], "max_age_ms": 1000},
@@ -132,7 +132,7 @@ def test_a_cursor_shows_lag_and_its_pin_holds_retention_until_it_is_too_old(
         broker.close()
 
 
-def test_lost_records_stop_the_stream_by_name_unless_told_otherwise(
+def test_lost_records_end_the_stream_unless_fail_on_data_loss_is_off(
     spark: "SparkSession", broker: RunningBroker, tmp_path: Path
 ) -> None:
     broker.create("again")
@@ -142,11 +142,11 @@ def test_lost_records_stop_the_stream_by_name_unless_told_otherwise(
     broker.create("again")
     broker.publish("again", numbered(20))
     query = to_parquet(stream(spark, broker, "again"), tmp_path, availableNow=True)
-    with pytest.raises(Exception, match="deleted and made anew"):
+    with pytest.raises(Exception, match="deleted and created again"):
         query.awaitTermination(WAIT_S_MAX)
     run_to_end(stream(spark, broker, "again", failOnDataLoss="false"), tmp_path)
     assert seen(spark, tmp_path)[0] == 30
-    # An offset that its epoch's records never reached, as after a power cut in async mode.
+    # An offset past the end of the log, as after a power failure in async mode.
     offsets = max(listed(tmp_path / "checkpoint" / "offsets", "[0-9]*"), key=lambda p: int(p.name))
     lines = offsets.read_text().splitlines()
     position = json.loads(lines[-1])
@@ -154,13 +154,14 @@ def test_lost_records_stop_the_stream_by_name_unless_told_otherwise(
     offsets.write_text("\n".join([*lines[:-1], json.dumps(position)]))
     (offsets.parent / f".{offsets.name}.crc").unlink(missing_ok=True)
     query = to_parquet(stream(spark, broker, "again"), tmp_path, availableNow=True)
-    with pytest.raises(Exception, match="ends at 20, not 25"):
+    with pytest.raises(Exception, match="ends at 20, before 25"):
         query.awaitTermination(WAIT_S_MAX)
 
 
 @pytest.mark.parametrize("way", ["path", "bootstrap"])
-def test_records_that_took_the_place_of_lost_ones_are_told_by_their_epoch(broker: RunningBroker, way: str) -> None:
-    """A power cut takes what async mode had not synced; others get the same offsets. The stream had read the first."""
+def test_records_that_replaced_lost_ones_are_detected_by_their_epoch(broker: RunningBroker, way: str) -> None:
+    """A power failure removes records that async mode had not synced, and others get the same offsets; the stream had
+    read the first."""
     from pyspark.sql.types import StructType
 
     from headrace.spark.access import DataLoss

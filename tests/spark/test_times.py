@@ -1,4 +1,4 @@
-"""Beginning and ending at a time, without a JVM."""
+"""Starting and ending at a timestamp, without a JVM."""
 
 import pytest
 from pyspark.sql.types import StructType
@@ -30,10 +30,10 @@ def read(broker: RunningBroker, way: str, topic: str, **options: int | str) -> l
 
 
 @pytest.mark.parametrize("way", ["path", "bootstrap"])
-def test_records_that_come_while_a_batch_is_planned_are_no_loss(
+def test_records_appended_during_planning_are_not_reported_as_lost(
     shared_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """A time is looked for after the ends: what is found may lie behind them."""
+    """The offset for a timestamp is looked up after the ends of the logs, and may be past them."""
     broker = shared_broker
     access = FolderAccess if way == "path" else BrokerAccess
     look = access.offset_for_timestamp
@@ -50,7 +50,7 @@ def test_records_that_come_while_a_batch_is_planned_are_no_loss(
         assert read(broker, way, topic, **{option: T0 + 5000}) == found
 
 
-def test_a_stream_that_begins_at_a_time_reads_nothing_older(
+def test_a_stream_that_starts_at_a_timestamp_reads_nothing_older(
     shared_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = shared_broker

@@ -1,4 +1,4 @@
-"""What a task uploads, without Spark: an Arrow batch goes in, parts that can be committed come out."""
+"""Uploads of a task, without Spark: Arrow batches in, parts for a commit out."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from headrace.errors import BatchTooLarge, BrokerUnreachable, HeadraceError, Inv
 from headrace.spark import writer as writing
 from headrace.spark.broker import BrokerLink
 from headrace.spark.options import write_options
-from headrace.spark.writer import Staged, StreamWriter, Task
+from headrace.spark.writer import StreamWriter, TaskUploads, WriteTask
 from tests.spark.world import RunningBroker
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def task(broker: RunningBroker, **options: str) -> Iterator[tuple[Task, Staged, BrokerLink]]:
-    link, staged = BrokerLink(broker.url), Staged()
+def task(broker: RunningBroker, **options: str) -> Iterator[tuple[WriteTask, TaskUploads, BrokerLink]]:
+    link, staged = BrokerLink(broker.url), TaskUploads()
     try:
-        yield Task(link, write_options({"bootstrap": broker.url, **options}), staged, 0), staged, link
+        yield WriteTask(link, write_options({"bootstrap": broker.url, **options}), staged, 0), staged, link
     finally:
         link.close()
 
@@ -33,8 +33,8 @@ def rows(*columns: tuple[str, "pa.Array"]) -> "pa.RecordBatch":
     return pa.RecordBatch.from_arrays([values for _, values in columns], names=[name for name, _ in columns])
 
 
-def test_rows_that_are_larger_together_than_one_request_are_stored(shared_broker: RunningBroker) -> None:
-    """10,000 rows of 10 KB, as Spark hands them over: the broker takes 64 MB at once."""
+def test_rows_that_exceed_one_request_are_stored(shared_broker: RunningBroker) -> None:
+    """10,000 rows of 10 KB in one Arrow batch: the broker accepts 64 MB per request."""
     import pyarrow as pa
 
     broker = shared_broker
@@ -48,7 +48,7 @@ def test_rows_that_are_larger_together_than_one_request_are_stored(shared_broker
     assert broker.ends("large-rows") == {0: (0, 10_000)}
 
 
-def test_uploads_are_cut_between_batches_and_keep_the_order_of_every_partition(
+def test_uploads_are_split_between_batches_and_keep_the_order(
     shared_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import pyarrow as pa
@@ -84,7 +84,7 @@ def test_uploads_are_cut_between_batches_and_keep_the_order_of_every_partition(
             assert found == [n for n in numbers if n % 2 == partition and bool(n % 3) == (topic == "cut-one")]
 
 
-def test_a_row_that_no_batch_or_no_journal_entry_can_hold_is_refused_with_its_size(
+def test_a_row_too_large_for_a_batch_or_journal_entry_is_refused(
     shared_broker: RunningBroker,
 ) -> None:
     import pyarrow as pa
@@ -105,8 +105,9 @@ def test_a_row_that_no_batch_or_no_journal_entry_can_hold_is_refused_with_its_si
     assert broker.call("GET", "/sinks/huge-row")[0] == 404
 
 
-def test_a_broker_that_is_gone_is_not_waited_for_at_every_upload(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark aborts a batch whose commit failed because there is no broker: a minute for each upload would be hours."""
+def test_discarding_uploads_gives_up_at_the_first_connection_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark aborts a batch whose commit failed because the broker is gone: waiting a minute per upload would take
+    hours."""
     asked: list[str] = []
 
     def discard(_: BrokerLink, name: str) -> None:
@@ -115,20 +116,18 @@ def test_a_broker_that_is_gone_is_not_waited_for_at_every_upload(monkeypatch: py
 
     monkeypatch.setattr(BrokerLink, "discard", discard)
     writer = StreamWriter(write_options({"bootstrap": "127.0.0.1:1", "topic": "t"}), ["value"])
-    writer.abort([Staged(query="q", names=["a", "b"]), Staged(query="q", names=["c"])], 0)
+    writer.abort([TaskUploads(query="q", names=["a", "b"]), TaskUploads(query="q", names=["c"])], 0)
     assert asked == ["a"]
 
 
 @pytest.mark.parametrize("header", [None, {"key": None, "value": b"x"}])
-def test_a_header_without_a_name_is_refused_in_a_sentence(
-    shared_broker: RunningBroker, header: dict[str, object] | None
-) -> None:
+def test_a_header_without_a_name_is_refused(shared_broker: RunningBroker, header: dict[str, object] | None) -> None:
     import pyarrow as pa
 
     pair = pa.struct([("key", pa.string()), ("value", pa.binary())])
     named = {"key": "a", "value": None}
     headers = pa.array([[named], None, [named, header]], pa.list_(pair))
     table = rows(("value", pa.array([b"1", b"2", b"3"], pa.binary())), ("headers", headers))
-    nameless = pytest.raises(InvalidInput, match="a header has no name")
+    nameless = pytest.raises(InvalidInput, match="a header that is null")
     with task(shared_broker, topic="nameless-headers") as (one, _, _), nameless:
         one.add(table)

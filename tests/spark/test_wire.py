@@ -14,8 +14,8 @@ from tests.spark.world import RunningBroker, numbered
 
 
 @pytest.mark.parametrize("fault", ["lease:before", "lease:after"])
-def test_a_plan_outlives_a_broker_that_goes_before_it_answers(shared_broker: RunningBroker, fault: str) -> None:
-    """It is restarted, say. What was leased may be leased again: the one lease takes the place of the other."""
+def test_planning_survives_a_restart_of_the_broker(shared_broker: RunningBroker, fault: str) -> None:
+    """The broker restarts before it responds. Repeating the lease request is safe: the lease replaces itself."""
     broker, topic = shared_broker, fault.replace(":", "-")
     broker.create(topic)
     broker.publish(topic, numbered(3))
@@ -28,7 +28,7 @@ def test_a_plan_outlives_a_broker_that_goes_before_it_answers(shared_broker: Run
 
 
 @pytest.mark.parametrize("fault", ["create:before", "create:after"])
-def test_a_sink_makes_its_topic_though_nobody_hears_the_answer(shared_broker: RunningBroker, fault: str) -> None:
+def test_a_sink_creates_its_topic_even_if_the_response_is_lost(shared_broker: RunningBroker, fault: str) -> None:
     topic = fault.replace(":", "-")
     with Proxy(shared_broker.port) as proxy:
         proxy.break_next(fault)
@@ -38,8 +38,8 @@ def test_a_sink_makes_its_topic_though_nobody_hears_the_answer(shared_broker: Ru
         assert proxy.broken == [fault]
 
 
-def test_a_commit_is_waited_for_as_long_as_its_bytes_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The broker stores a batch of 100 GB for many minutes, and to give up on it makes Spark do all of it again."""
+def test_the_timeout_of_a_commit_grows_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storing a batch of 100 GB takes many minutes, and giving up makes Spark repeat all of it."""
     waited: list[float] = []
 
     def request(*_: object, wait_s: float = 0.0, **__: object) -> Response:
@@ -54,8 +54,8 @@ def test_a_commit_is_waited_for_as_long_as_its_bytes_take(monkeypatch: pytest.Mo
     assert waited[0] > 3600 and waited[1] == 0
 
 
-def test_a_large_commit_is_asked_for_again_when_the_broker_went_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By then the time is over in which a request is repeated by itself."""
+def test_a_large_commit_is_repeated_after_the_broker_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By then the connection's own retries are used up."""
     asked: list[int] = []
 
     def request(*_: object, **__: object) -> Response:

@@ -1,4 +1,4 @@
-"""A real broker in a process of its own, and what tests say to it."""
+"""A broker in its own process, and the requests that tests send to it."""
 
 import http.client
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from headrace.pipelines.run import START_ATTEMPTS, START_RACE
+from headrace.pipelines.run import START_ATTEMPTS, START_TIMEOUTS
 from tests.broker_process import BrokerProcess
 from tests.java import QUICK_JAVA
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 WAIT_S_MAX = 120
 LOOK_EVERY_S = 0.02
 JAVA_OPTIONS = " ".join(QUICK_JAVA)
-# Spark Connect listens on 15002 otherwise, where another suite or a server of whoever works here may be.
+# The default port of Spark Connect is 15002, which another test run or server may use.
 ANY_PORT = {"SPARK_TESTING": "1"}
 QUICK = f"spark.driver.extraJavaOptions={JAVA_OPTIONS}"
 
 
 class RunningBroker(BrokerProcess):
     def __init__(self, folder: Path, *options: str, listeners: tuple[str, ...] = ("http",)) -> None:
-        # As people have it: how much a sink can commit at once follows from it.
+        # The default, because it determines how much a sink can commit at once.
         super().__init__(folder, "--journal-file-size", "64MB", *options, listeners=listeners)
 
     @property
@@ -51,7 +51,7 @@ class RunningBroker(BrokerProcess):
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    # What tests say to it.
+    # Requests.
 
     def call(self, method: str, path: str, body: object = None, *, media: str = "application/json") -> tuple[int, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -98,7 +98,7 @@ class RunningBroker(BrokerProcess):
 
 
 def numbered(count: int, first: int = 0, keys: int = 10, size: int = 0) -> Iterator[dict[str, Any]]:
-    """Messages that can be told apart: the value is the number, the key is one of a few."""
+    """Distinguishable messages: the value is the number, the key is one of a few."""
     for number in range(first, first + count):
         yield {"key": f"k{number % keys}", "value": str(number) + "x" * size}
 
@@ -123,23 +123,22 @@ def wait_until(true: Any, sentence: str, seconds: float = WAIT_S_MAX, *, every: 
 
 
 def started(start: "Callable[[], StreamingQuery]") -> "StreamingQuery":
-    """A query whose source is there. Spark waits ten seconds for the Python process that plans it, and a busy machine
-    may need more; nothing was read by then, so it can begin again."""
+    """Starts a query, again if the Python process that plans its source does not connect within Spark's ten seconds.
+    Nothing has been read by then."""
     for _ in range(START_ATTEMPTS):
         query = start()
         while query.isActive and query.status["message"].startswith("Initializing"):
             time.sleep(LOOK_EVERY_S)
         error = query.exception()
-        if error is None or not any(words in str(error) for words in START_RACE):
+        if error is None or not any(words in str(error) for words in START_TIMEOUTS):
             break
     return query
 
 
 def run_patiently(command: list[str], **options: Any) -> "subprocess.CompletedProcess[str]":
-    """A program with a query in a session of its own. One that lost the race of `started` is begun again, and goes on
-    from its checkpoint."""
+    """Runs a program with its own session, again after a timeout as in `started`; it continues from its checkpoint."""
     for _ in range(START_ATTEMPTS):
         answer = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, **options)
-        if answer.returncode == 0 or not any(words in answer.stdout + answer.stderr for words in START_RACE):
+        if answer.returncode == 0 or not any(words in answer.stdout + answer.stderr for words in START_TIMEOUTS):
             break
     return answer

@@ -38,9 +38,10 @@ class Finding(NamedTuple):
 @json_option
 @config_option
 def doctor(data_dir: Path | None, as_json: bool, config_file: Path | None) -> int:
-    """Check Python, the compiler, Java, ports, disk and limits, and print what to do about each problem.
+    """Check the environment, and print what to do about each problem.
 
-    Exits with 1 if a requirement is missing. Columns: check, state, found, what_to_do.
+    Checks Python, the C compiler, Java, PySpark, limits, ports, and the disk of the data folder. Exits with 1 if a
+    requirement is missing. Columns: check, state, found, what_to_do.
     """
     from headrace.cli.output import show_json, show_rows
     from headrace.config import load

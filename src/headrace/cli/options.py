@@ -13,6 +13,8 @@ from headrace.errors import InvalidInput
 if TYPE_CHECKING:
     import ssl
 
+    from headrace.client.admin import Client
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 URL_ENV = "HEADRACE_URL"
@@ -79,6 +81,13 @@ def broker_url(url: str | None, config_file: Path | None) -> str:
         raise InvalidInput("the setting `http` is off: give the URL of the broker with --url or HEADRACE_URL")
     host = "localhost" if address.host in ALL_INTERFACES else address.host
     return config.http_url(f"[{host}]:{address.port}" if ":" in host else f"{host}:{address.port}")
+
+
+def broker_client(url: str | None, config_file: Path | None) -> "Client":
+    """A client of the broker. Connects on first use."""
+    from headrace.client.admin import Client
+
+    return Client(broker_url(url, config_file))
 
 
 def living_broker(url: str | None, config_file: Path | None) -> str:

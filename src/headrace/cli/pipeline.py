@@ -3,16 +3,13 @@
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from headrace.cli.lazy import AliasGroup
-from headrace.cli.options import broker_url, json_answer, json_option, living_broker, url_option
+from headrace.cli.options import broker_client, broker_url, json_answer, json_option, living_broker, url_option
 from headrace.errors import AlreadyExists, InvalidInput
-
-if TYPE_CHECKING:
-    from headrace.client.admin import Client
 
 FAILED = 1
 COLUMNS = ("name", "state", "lag", "rows_per_second", "batch_ms", "rows_total", "last_error")
@@ -74,16 +71,16 @@ def run(
     check_pyspark()
     check_java()  # fail before the slow start of Spark
     from headrace.pipelines.load import load_pipeline
-    from headrace.pipelines.run import PipelineFailed, Running, Where
+    from headrace.pipelines.run import BrokerEndpoint, PipelineFailed, PipelineRunner
     from headrace.pipelines.session import build
 
     settings = dict(_pair(text) for text in conf)
     declared = load_pipeline(file)
-    where = Where(living_broker(url, config_file), local=master is None or master.startswith("local"))
+    where = BrokerEndpoint(living_broker(url, config_file), local=master is None or master.startswith("local"))
     click.echo(f"{declared.name}  {len(declared.flows)} flows  starting Spark", err=True)
     session = build(f"headrace {declared.name}", master=master, conf=declared.conf | settings)
     try:
-        running = Running(
+        running = PipelineRunner(
             declared, session, where, checkpoint.absolute(), once=once, say=lambda line: click.echo(line, err=True)
         )
         running.stop_on_signals()
@@ -115,7 +112,7 @@ def ls(as_json: bool, url: str | None, config_file: Path | None) -> None:
     """
     from headrace.cli.output import show_json, show_rows
 
-    with _client(url, config_file) as client:
+    with broker_client(url, config_file) as client:
         answer = client.get("/pipelines")
     if as_json:
         show_json(answer)
@@ -132,7 +129,7 @@ def status(name: str, as_json: bool, url: str | None, config_file: Path | None) 
     from headrace.cli.output import for_people, show_facts, show_json, show_rows
     from headrace.client.exchange import path_of
 
-    with _client(url, config_file) as client:
+    with broker_client(url, config_file) as client:
         answer = client.get(path_of("pipelines", name))
     if as_json:
         show_json(answer)
@@ -150,19 +147,13 @@ def status(name: str, as_json: bool, url: str | None, config_file: Path | None) 
 @url_option
 @json_answer
 def stop(name: str, url: str | None, config_file: Path | None) -> dict[str, object]:
-    """Stop pipeline NAME after its current batch, on whatever machine it runs."""
+    """Stop pipeline NAME after its current batch, on any machine."""
     from headrace.pipelines.run import ask_to_stop
 
     answer = ask_to_stop(broker_url(url, config_file), name)
     if sys.stderr.isatty():
         click.echo(f"asked {name} to stop (state: {answer['state']})", err=True)
     return {"stopping": [name], "state": answer["state"]}
-
-
-def _client(url: str | None, config_file: Path | None) -> "Client":
-    from headrace.client.admin import Client
-
-    return Client(broker_url(url, config_file))
 
 
 def _row(one: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from headrace.cli.options import broker_url, json_option, url_option
+from headrace.cli.options import broker_client, json_option, url_option
 
 NOT_READY = 1
 
@@ -21,15 +21,14 @@ NOT_READY = 1
 @json_option
 @url_option
 def status(with_settings: bool, as_json: bool, url: str | None, config_file: Path | None) -> int:
-    """Show the state of the broker: version, listeners, topics, recovery, and changed settings.
+    """Show the state and the changed settings of the broker.
 
-    Exits with 0 if the broker accepts messages, with 1 if it runs but does not accept them, and with 3 if it cannot be
-    reached.
+    Shows version, listeners, topics, recovery, and the settings that differ from their defaults. Exits with 0 if the
+    broker accepts messages, with 1 if it runs but does not accept them, and with 3 if it cannot be reached.
     """
     from headrace.cli.output import show_json
-    from headrace.client.admin import Client
 
-    with Client(broker_url(url, config_file)) as client:
+    with broker_client(url, config_file) as client:
         answer = client.get("/status")
     if as_json:
         show_json(answer)

@@ -366,7 +366,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "compaction_lag_max",
         "duration",
-        "Compact a log once it has an uncompacted message older than this, whatever `compaction_dirty_percent` is. "
+        "Compact a log once it has an uncompacted message older than this, regardless of `compaction_dirty_percent`. "
         "A segment of this age is sealed by the next append.",
         path="stream.compaction_lag_max_ms",
         aliases=("max_compaction_lag_ms", "compaction_lag_max_ms"),

@@ -1,1 +1,5 @@
-"""A small shop that keeps every listener busy, so that a newcomer sees messages flow before writing any code."""
+"""The demo: a small shop that generates traffic on every listener, started by `headrace demo` or `serve --demo`.
+
+It contains minimal AMQP and Kafka clients, so that it needs no other package. It uses headrace.client for HTTP and
+headrace.pipelines for the revenue pipeline.
+"""

@@ -1,4 +1,4 @@
-"""The little of an AMQP client that the demo needs: declare, publish with confirms, consume, ack, reject."""
+"""A minimal AMQP client for the demo and `headrace bench`: declare, publish with confirms, consume, ack, reject."""
 
 import asyncio
 import ssl
@@ -28,7 +28,7 @@ class Delivery(NamedTuple):
 
 
 class AmqpClient:
-    """One connection with one channel. Deliveries and confirms come through queues."""
+    """One connection with one channel. A background task reads deliveries, confirms and replies."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -36,7 +36,7 @@ class AmqpClient:
         self.confirmed = 0
         self.published = 0
         self._progress = asyncio.Event()
-        self._answers: asyncio.Queue[Frame | None] = asyncio.Queue()  # None: there will be no more
+        self._answers: asyncio.Queue[Frame | None] = asyncio.Queue()  # None: the connection has ended
         self._end: HeadraceError = BrokerUnreachable("the AMQP listener closed the connection")
         self._pump: asyncio.Task[None] | None = None
 
@@ -44,7 +44,7 @@ class AmqpClient:
     async def connect(
         cls, host: str, port: int, name: str, login: tuple[str, str] | None, tls: ssl.SSLContext | None = None
     ) -> "AmqpClient":
-        """As guest without a login: the AMQP listener always asks for one."""
+        """Without a login it connects as guest, because AMQP requires one."""
         user, password = login or ("guest", "guest")
         try:
             reader, writer = await asyncio.open_connection(host, port, ssl=tls)
@@ -63,7 +63,9 @@ class AmqpClient:
             locale="en_US",
         )
         if isinstance(refused := await client._method(), commands.Connection.Close):
-            raise AccessRefused(f"the AMQP listener at {host}:{port} does not let {user!r} in: {refused.reply_text}")
+            raise AccessRefused(
+                f"the AMQP listener at {host}:{port} refused the login of {user!r}: {refused.reply_text}"
+            )
         client._send(0, commands.Connection.TuneOk, channel_max=1, frame_max=FRAME_MAX, heartbeat=0)
         client._send(0, commands.Connection.Open, virtual_host="/")
         await client._method()
@@ -76,7 +78,7 @@ class AmqpClient:
         self._writer.write(frame(channel, method, **arguments))
 
     async def call(self, method: type[Frame], **arguments: Any) -> Frame:
-        """Sends a method and waits for its answer."""
+        """Sends a method and returns the reply."""
         self._send(CHANNEL, method, **arguments)
         answer = await self._answers.get()
         if answer is None:
@@ -99,8 +101,8 @@ class AmqpClient:
         )
         await self._writer.drain()
 
-    async def wait_for_confirms(self, behind_max: int) -> None:
-        while self.published - self.confirmed > behind_max and self._pump is not None and not self._pump.done():
+    async def wait_for_confirms(self, unconfirmed_max: int) -> None:
+        while self.published - self.confirmed > unconfirmed_max and self._pump is not None and not self._pump.done():
             self._progress.clear()
             await self._progress.wait()
 
@@ -111,7 +113,7 @@ class AmqpClient:
         self._send(CHANNEL, commands.Basic.Reject, delivery_tag=tag, requeue=False)
 
     async def closed(self) -> None:
-        """Returns when the broker has gone."""
+        """Returns when the connection has ended."""
         if self._pump is not None:
             await asyncio.wait({self._pump})
 
@@ -122,7 +124,7 @@ class AmqpClient:
             self._send(0, commands.Connection.Close, reply_code=200, reply_text="", class_id=0, method_id=0)
             self._writer.close()
 
-    # What comes in.
+    # Receiving.
 
     async def _frame(self) -> tuple[int, bytes]:
         kind, _, size = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))

@@ -1,4 +1,4 @@
-"""The little of a Kafka client that the demo needs: fetch from an offset, keep a group's place."""
+"""A minimal Kafka client for the demo: fetch from an offset, commit and read a group's offset."""
 
 import asyncio
 import ssl
@@ -37,7 +37,7 @@ class KafkaClient:
     async def connect(
         cls, host: str, port: int, login: tuple[str, str] | None = None, tls: ssl.SSLContext | None = None
     ) -> "KafkaClient":
-        """Without a login the broker takes whoever is on its machine for guest, as long as there is one."""
+        """Without a login the broker treats a local client as guest, if that user exists."""
         try:
             client = cls(*await asyncio.open_connection(host, port, ssl=tls))
         except OSError as error:
@@ -52,7 +52,7 @@ class KafkaClient:
         answer = await self._call(SASL_AUTHENTICATE, struct.pack(">i", len(token)) + token)
         if struct.unpack_from(">h", answer)[0]:
             await self.close()
-            raise AccessRefused(f"the Kafka listener does not know user {user!r} with this password")
+            raise AccessRefused(f"the Kafka listener refused the login of {user!r}")
 
     async def _call(self, api: tuple[int, int], body: bytes) -> bytes:
         self._correlation += 1

@@ -1,6 +1,6 @@
-"""The demo's pipeline: revenue per minute and product; what is no order goes to a topic of its own, with the reason.
+"""The demo's pipeline: revenue per minute and product. Values that are not orders go to the topic orders.bad.
 
-Run it by hand with `headrace pipeline run` and the path of this file.
+To run it by hand, use `headrace pipeline run` with the path of this file.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""The shop: orders are published over AMQP and worked on; bad ones die; an audit reads it all again over Kafka."""
+"""The shop: a publisher and a worker over AMQP, and an audit that reads all orders again over Kafka."""
 
 import asyncio
 import contextlib
@@ -19,14 +19,14 @@ EXCHANGE, QUEUE, DEAD, GROUP = "shop", "orders", "orders.dead", "audit"
 PRODUCTS = {"bread": 3.2, "cheese": 7.9, "olives": 4.5, "wine": 12.0, "coffee": 6.8, "honey": 5.4}
 REGIONS = ("north", "south", "east", "west")
 KEPT_MS = 3_600_000
-DEAD_MAX = 1000  # a demo that runs over night must not fill the disk with its dead
+DEAD_MAX = 1000  # a demo that runs overnight must not fill the disk with dead letters
 BAD_SHARE = 0.03
 RETRY_S = 2.0
 Say = Callable[[str], object]
 
 
 def orders(chance: random.Random) -> Iterator[tuple[str, bytes]]:
-    """(routing key, body) for ever; a few bodies are no orders at all."""
+    """Endless (routing key, body); a few bodies are not valid orders."""
     number = 0
     while True:
         number += 1
@@ -68,7 +68,7 @@ class Shop:
         rate: float,
         say: Say,
         login: Login,
-        tls: Mapping[str, ssl.SSLContext] | None = None,  # by listener, for those that speak it
+        tls: Mapping[str, ssl.SSLContext] | None = None,  # by listener, for those that use TLS
     ) -> None:
         self._amqp, self._kafka, self._login = amqp, kafka, login
         self._tls = tls or {}
@@ -77,14 +77,14 @@ class Shop:
         self.published = self.worked = self.died = self.audited = 0
 
     async def run(self) -> None:
-        """Until cancelled. A broker that goes away is waited for."""
+        """Runs until cancelled, and reconnects when the broker comes back."""
         await self._set_up()
-        parts = [self._again(self._publish), self._again(self._work)]
+        parts = [self._retry(self._publish), self._retry(self._work)]
         if self._kafka is not None:
-            parts.append(self._again(self._audit))
+            parts.append(self._retry(self._audit))
         await asyncio.gather(*parts)
 
-    async def _again(self, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _retry(self, part: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:
             with contextlib.suppress(HeadraceError, ConnectionError, asyncio.IncompleteReadError, struct.error):
                 await part()
@@ -104,7 +104,7 @@ class Shop:
             await client.call(commands.Queue.Bind, queue=QUEUE, exchange=EXCHANGE, routing_key="order.#")
         finally:
             await client.close()
-        self._say(f"queue {QUEUE!r} is fed by the exchange {EXCHANGE!r}; what is rejected goes to {DEAD!r}")
+        self._say(f"exchange {EXCHANGE!r} routes orders to queue {QUEUE!r}; rejected ones go to {DEAD!r}")
 
     async def _publish(self) -> None:
         client = await AmqpClient.connect(*self._amqp, "demo: publisher", self._login, self._tls.get("amqp"))
@@ -115,7 +115,7 @@ class Shop:
                 await client.publish(EXCHANGE, key, body, {"content_type": "application/json", "app_id": "demo"})
                 await client.wait_for_confirms(100)
                 self.published += 1
-                # In waves, so that the plots have something to show.
+                # At random intervals, so that the rates vary.
                 await asyncio.sleep(chance.expovariate(self._rate))
         finally:
             await client.close()
@@ -143,14 +143,14 @@ class Shop:
             await client.close()
 
     async def _audit(self) -> None:
-        """Reads the queue's log as a Kafka topic, from the first message on, again and again a little behind."""
+        """Reads the queue's log as a Kafka topic, from the first message, once a second."""
         assert self._kafka is not None
         client = await KafkaClient.connect(*self._kafka, self._login, self._tls.get("kafka"))
         try:
             offset = max(0, await client.committed(GROUP, QUEUE))
             while True:
                 fetched = await client.fetch(QUEUE, offset)
-                if fetched.error == 1:  # retention was faster
+                if fetched.error == 1:  # OFFSET_OUT_OF_RANGE: retention deleted it
                     offset = max(0, await client.start(QUEUE))
                 if fetched.records:
                     offset = fetched.records[-1].offset + 1

@@ -1,6 +1,6 @@
-"""Building blocks: functions from DataFrame to DataFrame that most pipelines need. Use them, or write your own.
+"""Building blocks for pipelines: functions from DataFrame to DataFrame, each a few lines of PySpark.
 
-Each is a few lines of PySpark. Streaming or not makes no difference to them, unless it says so.
+They work on streaming and static DataFrames alike, unless the docstring says otherwise.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,25 +18,29 @@ _CORRUPT = "_headrace_corrupt"
 
 
 def decode_json(records: "DataFrame", schema: str) -> "tuple[DataFrame, DataFrame]":
-    """(good, bad). Good rows have the fields of `schema` beside key, topic, partition, offset and timestamp; a field of
-    one of these names takes its place. Bad ones are the records as they were, with the reason in a header: rows for the
-    dead-letter topic."""
+    """Parses values as JSON and returns (good, bad).
+
+    Good rows have the fields of `schema` next to key, topic, partition, offset and timestamp; a field with one of these
+    names replaces the column. Bad rows are for the dead-letter topic: the original records with the reason in a header.
+    """
     from pyspark.sql import functions as f
 
     fields = f"{schema}, `{_CORRUPT}` string"
     json = f.from_json(f.col("value").cast("string"), fields, {"columnNameOfCorruptRecord": _CORRUPT})
     parsed = records.withColumn("_json", json)
     is_bad = f.col("value").isNull() | f.col("_json").isNull() | f.col(f"_json.{_CORRUPT}").isNotNull()
-    named = {name.lower() for name in parsed.select("_json.*").columns}  # to Spark, whatever their case
+    named = {name.lower() for name in parsed.select("_json.*").columns}  # Spark ignores the case of names
     ours = ("key", "topic", "partition", "offset", "timestamp")
     kept = [name for name in ours if name in records.columns and name not in named]
     good = parsed.where(~is_bad).select(*kept, "_json.*").drop(_CORRUPT)
-    reason = f.when(f.col("value").isNull(), "the value is null").otherwise(f.lit(f"the value is not JSON of {schema}"))
+    reason = f.when(f.col("value").isNull(), "the value is null").otherwise(
+        f.lit(f"the value is not JSON with the schema {schema}")
+    )
     return good, failed(parsed.where(is_bad).withColumn("_reason", reason), "_reason")
 
 
 def failed(records: "DataFrame", reason: "str | Column") -> "DataFrame":
-    """Records for the dead-letter topic: key and value as they were, why they failed and where they lay as headers."""
+    """Rows for the dead-letter topic: the original key and value, with the reason and the place as headers."""
     from pyspark.sql import functions as f
 
     why = f.col(reason) if isinstance(reason, str) else reason
@@ -51,7 +55,7 @@ def failed(records: "DataFrame", reason: "str | Column") -> "DataFrame":
 
 
 def encode_json(rows: "DataFrame", *, key: str | None = None, topic: "str | Column | None" = None) -> "DataFrame":
-    """Rows for a sink: every column as one JSON object in `value`, one of them as the key if wanted."""
+    """Rows for a sink: all columns as a JSON object in `value`, and optionally one column as the key."""
     from pyspark.sql import functions as f
 
     columns = [f.to_json(f.struct("*")).alias("value")]
@@ -63,7 +67,7 @@ def encode_json(rows: "DataFrame", *, key: str | None = None, topic: "str | Colu
 
 
 def enrich(rows: "DataFrame", table: "DataFrame", on: str | Sequence[str], *, required: bool = False) -> "DataFrame":
-    """Columns of a static table added by key. Rows without a match stay, unless `required`."""
+    """Adds columns of a static table by key. Rows without a match are kept, unless `required`."""
     from pyspark.sql import functions as f
 
     keys = [on] if isinstance(on, str) else list(on)
@@ -71,7 +75,7 @@ def enrich(rows: "DataFrame", table: "DataFrame", on: str | Sequence[str], *, re
 
 
 def deduplicate(rows: "DataFrame", keys: str | Sequence[str], *, within: str, time: str = "timestamp") -> "DataFrame":
-    """The first row of each key within a span of time, such as "10 minutes". State is kept for no longer than that."""
+    """Keeps the first row of each key within a time span such as "10 minutes". Keys are remembered only that long."""
     names = [keys] if isinstance(keys, str) else list(keys)
     if not rows.isStreaming:
         return rows.dropDuplicates(names)
@@ -87,7 +91,7 @@ def aggregate(
     late: str = "0 seconds",
     time: str = "timestamp",
 ) -> "DataFrame":
-    """One row per window and group, written when the window is over and `late` more has passed."""
+    """One row per window and group, emitted once the window has ended and the time `late` has passed."""
     from pyspark.sql import functions as f
 
     grouped = rows.withWatermark(time, late).groupBy(f.window(time, window), *by)
@@ -105,7 +109,7 @@ def stateful(
     time_mode: str = "None",
     output_mode: str = "Update",
 ) -> "DataFrame":
-    """A StatefulProcessor over the rows of each key (transformWithState)."""
+    """Applies a StatefulProcessor to the rows of each key (transformWithState)."""
     names = [by] if isinstance(by, str) else list(by)
     grouped = rows.groupBy(*names)
     return grouped.transformWithState(
@@ -114,12 +118,12 @@ def stateful(
 
 
 def fan_out(rows: "DataFrame", topic: "Column") -> "DataFrame":
-    """Rows for a sink without a topic of its own: each goes where the expression says."""
+    """Rows for a sink without a topic: the expression gives the topic of each row."""
     return rows.withColumn("topic", topic)
 
 
 def map_arrow(
     rows: "DataFrame", function: "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]", schema: Any
 ) -> "DataFrame":
-    """A function over Arrow record batches: the cheapest way to run Python on every row."""
+    """Applies a function to Arrow record batches, the cheapest way to run Python on every row."""
     return rows.mapInArrow(function, schema)

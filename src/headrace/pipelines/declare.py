@@ -1,4 +1,4 @@
-"""What a pipeline's file says: where records come from, which function makes what of them, where they go.
+"""The declaration of a pipeline: sources, flows and sinks.
 
     pipeline = Pipeline(
         "orders",
@@ -12,8 +12,8 @@
         ...
         return rows, bad_rows        # or only rows
 
-A function's parameters are names of sources; it gets a streaming DataFrame for each and returns the rows for the
-sink it names, and if it likes a second DataFrame of records that failed, for the dead-letter topic.
+The parameters of a flow function are names of sources. It receives a streaming DataFrame for each and returns the rows
+for its sink, and optionally a second DataFrame with failed records for the dead-letter topic.
 """
 
 import inspect
@@ -34,12 +34,12 @@ Flow = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Source:
-    """A topic to read, or several with `topics` or `topic_pattern`; `options` are those of the source."""
+    """A topic to read, or several with `topics` or `topic_pattern`. `options` are options of the Spark source."""
 
     topic: str | None = None
     topics: str | None = None
     topic_pattern: str | None = None
-    start: str | None = None  # the earliest, unless options say a time
+    start: str | None = None  # default: earliest, unless the options contain a timestamp
     pin: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
 
@@ -47,15 +47,15 @@ class Source:
         named = {"topic": self.topic, "topics": self.topics, "topicPattern": self.topic_pattern}
         given = {name: value for name, value in named.items() if value is not None}
         if len(given) != 1:
-            raise InvalidInput("a source has one of topic, topics and topic_pattern")
-        begins_at_a_time = any(name.lower() == "startingtimestamp" for name in self.options)
-        start = self.start or (None if begins_at_a_time else "earliest")
+            raise InvalidInput("a source needs exactly one of topic, topics and topic_pattern")
+        starts_at_timestamp = any(name.lower() == "startingtimestamp" for name in self.options)
+        start = self.start or (None if starts_at_timestamp else "earliest")
         return given | ({} if start is None else {"startingOffsets": start}) | dict(self.options)
 
 
 @dataclass(frozen=True)
 class Sink:
-    """A topic to write. Without one every row says where it goes, in its column `topic`."""
+    """A topic to write. Without a topic, the column `topic` of each row gives it."""
 
     topic: str | None = None
     compression: str = "none"
@@ -79,7 +79,7 @@ class Pipeline:
         conf: Mapping[str, str] | None = None,
     ) -> None:
         if NAME.fullmatch(name) is None:
-            raise InvalidInput(f"{name!r} is not a name for a pipeline: letters, digits, dots, dashes, underscores")
+            raise InvalidInput(f"{name!r} is not a pipeline name; use letters, digits, dots, dashes and underscores")
         self.name = name
         self.sources = dict(sources)
         self.sinks = dict(sinks)
@@ -91,35 +91,35 @@ class Pipeline:
             source.as_options()
         for key, sink in self.sinks.items():
             if sink.output_mode not in OUTPUT_MODES:
-                raise InvalidInput(f"the output mode of sink {key!r} is one of {', '.join(OUTPUT_MODES)}")
+                raise InvalidInput(f"the output mode of sink {key!r} must be one of {', '.join(OUTPUT_MODES)}")
 
     def flow(self, to: str) -> Callable[[Flow], Flow]:
-        """Says that a function makes the rows of a sink."""
+        """Decorator: the function produces the rows of a sink."""
         if to not in self.sinks:
             raise InvalidInput(f"pipeline {self.name!r} has no sink {to!r}; it has {', '.join(self.sinks) or 'none'}")
 
-        def remember(function: Flow) -> Flow:
+        def register(function: Flow) -> Flow:
             name = function.__name__
             if name in self.flows:
                 raise InvalidInput(f"pipeline {self.name!r} has two flows called {name!r}")
             for parameter in inspect.signature(function).parameters:
                 if parameter not in self.sources:
                     raise InvalidInput(
-                        f"flow {name!r} asks for {parameter!r}, which is no source of {self.name!r}: "
-                        f"there are {', '.join(self.sources)}"
+                        f"parameter {parameter!r} of flow {name!r} is not a source of pipeline {self.name!r}; "
+                        f"its sources are {', '.join(self.sources)}"
                     )
             self.flows[name] = function, to
             return function
 
-        return remember
+        return register
 
     def arguments(self, flow: str) -> list[str]:
         return list(inspect.signature(self.flows[flow][0]).parameters)
 
 
 def parse_interval(text: str) -> str:
-    """5s as Spark writes it: 5 seconds."""
+    """Turns "5s" into Spark's notation "5 seconds"."""
     match = INTERVAL.fullmatch(text)
     if match is None:
-        raise InvalidInput(f"a trigger is a time such as 500ms, 1s or 5m, not {text!r}")
+        raise InvalidInput(f"the trigger must be an interval such as 500ms, 1s or 5m, not {text!r}")
     return f"{match[1]} {UNITS[match[2]]}"

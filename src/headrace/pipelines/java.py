@@ -1,4 +1,4 @@
-"""Is there a PySpark, and a Java that it can use? Asked before Spark is started, so that the answer is one sentence."""
+"""Checks for PySpark and Java before Spark starts, so that a missing one is reported in one sentence."""
 
 import os
 import re
@@ -10,15 +10,15 @@ from pathlib import Path
 from headrace.errors import HeadraceError
 
 OLDEST = 17
-ASK_S_MAX = 30.0
+VERSION_TIMEOUT_S = 30.0
 
 
 class JavaMissing(HeadraceError):
-    """Spark runs on Java, and there is none, or one that is too old."""
+    """Java, which Spark needs, is missing or too old."""
 
 
 class SparkMissing(HeadraceError):
-    """What was asked for is done with PySpark, which is installed only with the extra `spark`."""
+    """PySpark is not installed; it comes with the extra `spark`."""
 
 
 def has_pyspark() -> bool:
@@ -31,7 +31,7 @@ def check_pyspark() -> None:
 
 
 def java_command() -> str | None:
-    """The java that Spark's launcher would take: JAVA_HOME first, then the PATH."""
+    """The java command that Spark's launcher would use: from JAVA_HOME, or else from the PATH."""
     home = os.environ.get("JAVA_HOME")
     if home:
         command = Path(home, "bin", "java")
@@ -40,21 +40,23 @@ def java_command() -> str | None:
 
 
 def check_java() -> int:
-    """The major version; JavaMissing in a sentence that says what to do."""
+    """The major version of Java. Raises JavaMissing with advice."""
     command = java_command()
     if command is None:
-        where = "JAVA_HOME points to no Java" if os.environ.get("JAVA_HOME") else "there is no java on the PATH"
+        where = "JAVA_HOME has no bin/java" if os.environ.get("JAVA_HOME") else "there is no java on the PATH"
         raise JavaMissing(
-            f"Spark needs Java {OLDEST} or newer and {where}; install one (Debian: apt install openjdk-17-jre-headless)"
+            f"Spark needs Java {OLDEST} or newer, but {where}; install it (Debian: apt install openjdk-17-jre-headless)"
         )
     try:
-        answer = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=ASK_S_MAX, check=False)
+        answer = subprocess.run(
+            [command, "-version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise JavaMissing(f"{command} cannot be run: {error}") from None
     version = parse_version(answer.stderr + answer.stdout)
     if version is None or version < OLDEST:
-        said = "says nothing of its version" if version is None else f"is Java {version}"
-        raise JavaMissing(f"Spark needs Java {OLDEST} or newer and {command} {said}; JAVA_HOME chooses another one")
+        found = "does not report its version" if version is None else f"is Java {version}"
+        raise JavaMissing(f"Spark needs Java {OLDEST} or newer, but {command} {found}; set JAVA_HOME to another one")
     return version
 
 

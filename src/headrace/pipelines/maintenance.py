@@ -1,7 +1,8 @@
-"""Upkeep of logs as jobs: verify, recompress, compact, tier, replay. Here or on Spark, the work is the same function.
+"""Maintenance jobs for topics: verify, reindex, recompress, compact, tier, replay.
 
-A job is planned as items (mostly one per segment), worked on somewhere, and finished by the broker, which alone changes
-what a log is made of. Below a few gigabytes a loop here is done before Spark has started.
+A job is split into items, mostly one per segment. The same function processes an item in this process or on Spark, and
+the broker then swaps the segments, because only the broker may change a log. For less than a few gigabytes, a loop in
+this process finishes before Spark has started.
 """
 
 import time
@@ -26,7 +27,7 @@ from headrace.log.segments.segment import Segment
 from headrace.log.tier.archive import NotArchivable, parquet_path, write_parquet, write_segment
 from headrace.log.tier.manifest import read_tier
 from headrace.pipelines.java import check_pyspark, has_pyspark
-from headrace.pipelines.sight import folder_in_sight
+from headrace.pipelines.local_folder import local_data_folder
 from headrace.record.batch.recompress import recompress
 from headrace.record.layout import CODECS
 from headrace.record.types import BatchInfo, Buffer
@@ -35,17 +36,17 @@ from headrace.spark.broker import BrokerLink
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Where = Literal["auto", "local", "spark"]
-SPARK_BYTES_MIN = 4 << 30  # below, a loop on one core is done sooner than Spark has started
+Engine = Literal["auto", "local", "spark"]
+SPARK_BYTES_MIN = 4 << 30  # for less, a loop on one core finishes before Spark has started
 
-# A segment that cannot be worked on (any more) stays as it is, and the others go on.
-LEFT = (NotFound, Conflict, NotArchivable)
+# Errors that skip a segment: it was rewritten or deleted meanwhile, or cannot be archived. The job continues.
+SKIPPED = (NotFound, Conflict, NotArchivable)
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def is_for_here(on: Where, size: int) -> bool:
+def is_for_here(on: Engine, size: int) -> bool:
     return on == "local" or (on == "auto" and (size < SPARK_BYTES_MIN or not has_pyspark()))
 
 
@@ -53,23 +54,23 @@ def run_over(
     items: Sequence[Item],
     work: Callable[[Item], Result],
     *,
-    on: Where,
+    on: Engine,
     size: int,
     session: "SparkSession | None" = None,
 ) -> list[Result]:
-    """The results of all items, in their order."""
+    """Processes all items in this process or on Spark, and returns the results in order."""
     if not items or is_for_here(on, size):
         return [work(item) for item in items]
     if session is None:
         from headrace.pipelines.session import build
 
-        session = build("headrace upkeep")
+        session = build("headrace maintenance")
     return list(session.sparkContext.parallelize(items, len(items)).map(work).collect())
 
 
 @dataclass(frozen=True)
 class SegmentItem:
-    """A sealed segment, as it travels to whoever works on it."""
+    """A sealed segment, as sent to the process that works on it."""
 
     topic: str
     partition: int
@@ -98,37 +99,39 @@ class SegmentItem:
         try:
             tier = read_tier(RealDisk(), manifest)
         except FileNotFoundError:
-            raise NotFound(f"{manifest} is gone: it was removed or rewritten meanwhile") from None
+            raise NotFound(f"{manifest} no longer exists: the segment was deleted or rewritten meanwhile") from None
         return Segment.archived(self.folder, self.generation, tier)
 
 
 class Done(NamedTuple):
     written: list[Written]
-    left: list[str]  # why a segment stayed as it is
+    left: list[str]  # for each skipped segment, the reason
 
 
-Staged = tuple[str, Written] | HeadraceError  # under which name it lies and what it came to, or why there is nothing
+Staged = tuple[str, Written] | HeadraceError  # (name of the staged file, its facts), or why there is none
 
 
-class Upkeep:
-    """The upkeep of one broker's topics. The data folder must be in sight: segments are read and written as files."""
+class TopicMaintenance:
+    """Maintenance of a running broker's topics. Needs its data folder on this machine: segments are used as files."""
 
-    def __init__(self, url: str, *, on: Where = "auto", session: "SparkSession | None" = None) -> None:
+    def __init__(self, url: str, *, on: Engine = "auto", session: "SparkSession | None" = None) -> None:
         self.link = BrokerLink(url, retry_s=20.0)
         self._url = url
         self._on = on
         self._session = session
         status = self.link.get("status")
-        folder = folder_in_sight(status)
+        folder = local_data_folder(status)
         if folder is None:
             self.link.close()
             where = without_password(url)
-            raise NotFound(f"the data folder {status['data_dir']} of {where} is not in sight: run this where it is")
+            raise NotFound(
+                f"the data folder {status['data_dir']} of {where} is not on this machine; run the command there"
+            )
         self.folder, self.tier_root = folder, str(status["tier_dir"])
         self._files = LogFiles(self.folder)
 
     def sealed(self, topic: str) -> list[SegmentItem]:
-        """What may be rewritten: sealed, below the durable end, and not in the tier."""
+        """The segments that may be rewritten: sealed, below the durable end, and not archived."""
         return [SegmentItem.of(topic, *found) for found in self._segments(topic) if found[2].tier is None]
 
     def _logs(self, topic: str) -> list[dict[str, Any]]:
@@ -146,9 +149,9 @@ class Upkeep:
         ]
 
     def recompress(self, topic: str, codec_name: str) -> Done:
-        """Every sealed segment under another codec, one by one; a segment that gains nothing stays."""
+        """Recompresses each sealed segment with another codec. A segment that does not become smaller is kept."""
         if codec_name not in CODECS:
-            raise InvalidInput(f"a codec is one of {', '.join(CODECS)}, not {codec_name!r}")
+            raise InvalidInput(f"the codec must be one of {', '.join(CODECS)}, not {codec_name!r}")
         number, folder = CODECS[codec_name], self.folder
 
         def work(item: SegmentItem) -> Staged:
@@ -160,8 +163,10 @@ class Upkeep:
         return self._rewrite(self.sealed(topic), work)
 
     def tier(self, topic: str, *, before_ms: int | None = None) -> Done:
-        """Sealed segments to Parquet, those whose newest record is older than before_ms if that is given. Each is
-        taken in by the broker as soon as it is written, so that no more than a few are there twice."""
+        """Archives sealed segments as Parquet; with `before_ms` only those whose newest record is older.
+
+        The broker takes over each segment as soon as it is written, so that only a few exist twice at any time.
+        """
         items = [
             SegmentItem.of(topic, partition, log_id, segment)
             for partition, log_id, segment in self._segments(topic)
@@ -172,7 +177,7 @@ class Upkeep:
         def work(item: SegmentItem) -> Written | HeadraceError:
             try:
                 return write_parquet(item.segment, parquet_path(root, item.segment) + UNFINISHED)
-            except LEFT as error:
+            except SKIPPED as error:
                 return error
 
         done = Done([], [])
@@ -186,13 +191,13 @@ class Upkeep:
                 done.left.append(str(error))
             except HeadraceError as error:
                 Path(parquet_path(root, item.segment) + UNFINISHED).unlink(missing_ok=True)
-                self._leave(error, done)
+                self._skip(error, done)
             else:
                 done.written.append(written)
         return done
 
     def restore(self, topic: str) -> Done:
-        """Archived segments as files of batches again, each under the codec it had."""
+        """Turns archived segments back into segment files, with their original codec."""
         found = [(p, log_id, s) for p, log_id, s in self._segments(topic) if s.tier is not None]
         items = [SegmentItem.of(topic, *one) for one in found]
         folder = self.folder
@@ -205,18 +210,21 @@ class Upkeep:
     def _worked(
         self, items: Sequence[SegmentItem], work: Callable[[SegmentItem], Result]
     ) -> Iterator[tuple[SegmentItem, Result]]:
-        """Here one by one; on Spark as many at a time as it can work on twice over."""
+        """Processes items and yields their results: one at a time here, on Spark in steps of twice its parallelism."""
         size = sum(item.size for item in items)
         here = is_for_here(self._on, size)
         step = 1 if here or not items else 2 * self.session().sparkContext.defaultParallelism
         for at in range(0, len(items), step):
             some = items[at : at + step]
-            on: Where = "local" if here else "spark"
+            on: Engine = "local" if here else "spark"
             yield from zip(some, run_over(some, work, on=on, size=size, session=self._session), strict=True)
 
     def compact(self, topic: str) -> Done:
-        """The latest record of each key. Here by the broker; on Spark the survivors are found from keys and offsets
-        alone, and each segment is then rewritten by itself: values are never shuffled."""
+        """Keeps the latest record of each key.
+
+        Locally the broker compacts. On Spark, a first job finds the surviving offsets from keys and offsets alone, and
+        then each segment is rewritten on its own, so that values are never shuffled.
+        """
         segments = self._segments(topic)
         items = [SegmentItem.of(topic, *found) for found in segments if found[2].tier is None]
         if is_for_here(self._on, sum(item.size for item in items)):
@@ -224,14 +232,14 @@ class Upkeep:
             return Done([Written(g["bytes_before"], g["bytes_after"], g["records_after"]) for g in gains], [])
         described = self.link.get("topics", topic)
         if described["kind"] != "topic" or "compact" not in described["config"]["cleanup_policy"]:
-            raise InvalidInput(f"{topic!r} is not a topic that is kept by key: set cleanup_policy=compact first")
+            raise InvalidInput(f"topic {topic!r} is not compacted: set cleanup_policy=compact first")
         config, folder = described["config"], self.folder
         now_ms = time.time_ns() // 1_000_000
         untils = self._compact_until(topic, items, now_ms, parse_duration(config["compaction_lag"]))
         survivors = self._survivors(topic, items, untils)
         holds = {log["partition"]: log["held_from"] for log in self.link.logs(topic) or ()}
         deletes = Deletes(now_ms, parse_duration(config["tombstone_retention"]))
-        # What is archived is not rewritten here: a tombstone may be all that keeps something in it deleted.
+        # Archived segments are not rewritten: keep tombstones, which may be all that hides records in the archive.
         archived = {partition for partition, _, segment in segments if segment.tier is not None}
 
         def work(item: SegmentItem) -> Staged:
@@ -245,12 +253,13 @@ class Upkeep:
 
             return to_staging(folder, lambda path: rewrite_file(item.segment, path, change))
 
-        # The very segments the survivors were found for: the broker may have joined some of them to one since then.
+        # Use the list of segments from before the search for survivors: the broker may have merged some since then.
         return self._rewrite(items, work, in_order=True)
 
     def _compact_until(self, topic: str, items: Sequence[SegmentItem], now_ms: int, lag_ms: int) -> dict[int, int]:
-        """Per partition the offset before which records may go: sealed, decided (no transaction is open before it) and
-        not too young. What is appended and sealed meanwhile lies behind it and stays."""
+        """Per partition the offset before which records may be removed: in sealed segments, before any open
+        transaction, and older than the compaction lag. Records appended and sealed meanwhile are after it and are
+        kept."""
         found = {}
         for log in self.link.logs(topic) or ():
             sealed_end = max((i.next_offset for i in items if i.partition == log["partition"]), default=0)
@@ -264,7 +273,7 @@ class Upkeep:
     def _survivors(
         self, topic: str, items: Sequence[SegmentItem], untils: Mapping[int, int]
     ) -> "dict[tuple[int, int], array[int]]":
-        """Per segment the offsets that are the last of their key, of those before `untils`, ascending."""
+        """Per segment the ascending offsets that are the last of their key among those before `untils`."""
         from bisect import bisect_right
 
         from pyspark.sql import functions as f
@@ -278,13 +287,13 @@ class Upkeep:
         for row in latest.select("partition", "offset").toLocalIterator():
             at = bisect_right(starts, (row.partition, row.offset)) - 1
             found.setdefault(starts[at], array("q")).append(row.offset)
-        return {place: array("q", sorted(offsets)) for place, offsets in found.items()}
+        return {segment: array("q", sorted(offsets)) for segment, offsets in found.items()}
 
     def session(self) -> "SparkSession":
         if self._session is None:
             from headrace.pipelines.session import build
 
-            self._session = build("headrace upkeep")
+            self._session = build("headrace maintenance")
         return self._session
 
     def _rewrite(
@@ -295,17 +304,19 @@ class Upkeep:
         even_if_larger: bool = False,
         in_order: bool = False,
     ) -> Done:
-        """Hand rewritten segments to the broker, those that gained something: fewer bytes or records, or a time from
-        which on tombstones may go. What it has rewritten or removed meanwhile stays as it made it: that is no failure,
-        retention and compaction go on beside us.
+        """Rewrites segments and passes them to the broker if they gained something: fewer bytes or records, or a delete
+        horizon for tombstones. A segment that the broker rewrote or deleted meanwhile is skipped; that is no failure,
+        because retention and compaction continue during the job.
 
-        In order: where one stays, those behind it do, too. What they lack was to go because of what goes there."""
+        With `in_order`, all segments of a partition after a skipped one are skipped, too: records removed from them may
+        have been superseded by records in the skipped segment.
+        """
         done = Done([], [])
-        ended: set[int] = set()  # partitions
+        stopped: set[int] = set()  # partitions
         for item, staged in self._worked(items, work):
             name, written = ("", staged) if isinstance(staged, HeadraceError) else staged
-            if in_order and item.partition in ended:
-                written = Conflict(f"segment {item.base} stays as it is: one before it was changed meanwhile")
+            if in_order and item.partition in stopped:
+                written = Conflict(f"segment {item.base} was skipped: one before it was changed meanwhile")
             if isinstance(written, Written):
                 is_smaller = written.bytes_after < written.bytes_before or written.records < item.records
                 if not (is_smaller or written.horizons or even_if_larger):
@@ -321,13 +332,13 @@ class Upkeep:
                 continue
             if name:
                 self.link.discard(name)
-            ended.add(item.partition)
-            self._leave(written, done)
+            stopped.add(item.partition)
+            self._skip(written, done)
         return done
 
     @staticmethod
-    def _leave(error: HeadraceError, done: Done) -> None:
-        if not isinstance(error, LEFT):
+    def _skip(error: HeadraceError, done: Done) -> None:
+        if not isinstance(error, SKIPPED):
             raise error
         done.left.append(str(error))
 
@@ -336,33 +347,34 @@ class Upkeep:
         return ("topics", item.topic, "partitions", str(item.partition), "segments", str(item.base))
 
     def replay(self, topic: str, target: str, *, start: str = "earliest", write_id: str | None = None) -> int:
-        """Records of a topic once more, to another one, with keys, values, headers and timestamps; how many.
+        """Copies the records of a topic to another with keys, values, headers and timestamps; returns their number.
 
-        With a `write_id` running it again stores nothing twice. Decoder, encoder and commit are the same here and on
-        Spark."""
+        With a `write_id`, a repeated run stores nothing twice. Decoding, encoding and the commit are the same here and
+        on Spark.
+        """
         if topic == target:
-            raise InvalidInput("a topic is not replayed to itself: it would never end")
-        check_pyspark()  # the sink is its data source, here as well
+            raise InvalidInput("a topic cannot be replayed to itself")
+        check_pyspark()  # the writer is a PySpark data source, also when it runs here
         from headrace.spark.options import BadOption, read_options
         from headrace.spark.replay import replay, replay_on_spark
 
         write_id = write_id or uuid.uuid4().hex
         size = sum(log["size_bytes"] for log in self._logs(topic))
         try:
-            read_options({"path": self.folder, "topic": topic, "startingOffsets": start})  # before Spark is started
+            read_options({"path": self.folder, "topic": topic, "startingOffsets": start})  # fail before Spark starts
             if is_for_here(self._on, size):
                 return replay(self._url, self.folder, topic, target, start=start, write_id=write_id)
         except BadOption as error:
             if error.name != "startingOffsets":
                 raise
-            raise InvalidInput(f"start: {error.reason}") from None  # of the caller's options this one has another name
+            raise InvalidInput(f"start: {error.reason}") from None  # the command calls this option --start
         return replay_on_spark(self.session(), self._url, self.folder, topic, target, start=start, write_id=write_id)
 
 
 def verify(
-    folder: str, log_ids: Sequence[int], *, on: Where = "auto", session: "SparkSession | None" = None
+    folder: str, log_ids: Sequence[int], *, on: Engine = "auto", session: "SparkSession | None" = None
 ) -> VerifyReport:
-    """Every batch, offset, seal and index of the logs, one segment at a time; needs no broker."""
+    """Checks every batch, offset, seal and index of the logs, segment by segment. Needs no broker."""
 
     def work(item: tuple[Segment, int | None]) -> Checked:
         return _closed(folder, lambda inspector: inspector.check(*item))
@@ -380,8 +392,10 @@ def verify(
     return _closed(folder, look)
 
 
-def reindex(folder: str, log_ids: set[int] | None, *, on: Where = "auto", session: "SparkSession | None" = None) -> int:
-    """The indexes of sealed segments anew, one segment at a time; how many. No broker may have the folder."""
+def reindex(
+    folder: str, log_ids: set[int] | None, *, on: Engine = "auto", session: "SparkSession | None" = None
+) -> int:
+    """Rebuilds the indexes of sealed segments and returns their number. No broker may run on the folder."""
 
     def work(segment: SegmentItem) -> int:
         return _closed(folder, lambda inspector: inspector.rebuild(segment.segment))
@@ -405,6 +419,7 @@ def _closed(folder: str, look: Callable[[Inspector], Result]) -> Result:
 
 
 def to_staging(folder: str, write: Callable[[str], Written]) -> Staged:
+    """Writes a rewritten segment into the staging folder, from where the broker takes it."""
     RealDisk().mkdir(f"{folder}/{STAGING}")
     name = uuid.uuid4().hex
     path = Path(folder, STAGING, f"{name}.staged")
@@ -412,7 +427,7 @@ def to_staging(folder: str, write: Callable[[str], Written]) -> Staged:
         return name, write(str(path))
     except BaseException as error:
         path.unlink(missing_ok=True)
-        if isinstance(error, LEFT):
+        if isinstance(error, SKIPPED):
             return error
         raise
 

@@ -1,4 +1,4 @@
-"""From what Spark says of its queries to what people want to know: lag, rows a second, how long a batch takes."""
+"""Derives lag, rows per second and batch time from Spark's progress reports."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -9,13 +9,13 @@ from headrace.spark.offsets import from_json
 
 
 def lag_of(source: Mapping[str, Any]) -> int | None:
-    """Records between what a source's batches have reached and what it has; None for somebody else's source."""
+    """Number of records that a source has not read yet; None for sources other than Headrace."""
     try:
         reached = from_json(_parsed(source["endOffset"]))
         latest = from_json(_parsed(source["latestOffset"]))
-    except Exception:  # noqa: BLE001 - another source writes its offsets in its own way
+    except Exception:  # noqa: BLE001 - other sources have other formats of offsets
         return None
-    return sum(max(0, at.offset - reached[place].offset) for place, at in latest.items() if place in reached)
+    return sum(max(0, at.offset - reached[where].offset) for where, at in latest.items() if where in reached)
 
 
 def _parsed(offset: Any) -> Mapping[str, Any]:
@@ -27,22 +27,22 @@ def _parsed(offset: Any) -> Mapping[str, Any]:
 
 def details(
     progress: Mapping[str, Mapping[str, Any] | None],
-    drawn: Mapping[str, Mapping[str, Any]],
+    graph: Mapping[str, Mapping[str, Any]],
     rows_total: int,
     error: str | None,
 ) -> dict[str, Any]:
-    """What a pipeline reports: numbers over all flows, and of each flow how it is drawn and what it did last."""
+    """The report of a pipeline: totals over all flows, and for each flow its graph and its last batch."""
     numbers = {name: flow_details(last) for name, last in progress.items()}
-    said = [flow for flow in numbers.values() if flow]
-    # What failed is read by a query of its own, from the same records: they come in once.
-    coming = [flow for name, flow in numbers.items() if flow and not drawn.get(name, {}).get("dead")]
-    flows = {name: {**drawn.get(name, {}), **numbers.get(name, {})} for name in {**drawn, **numbers}}
+    reported = [flow for flow in numbers.values() if flow]
+    # The query for failed records reads the same input again: count it once.
+    inputs = [flow for name, flow in numbers.items() if flow and not graph.get(name, {}).get("dead")]
+    flows = {name: {**graph.get(name, {}), **numbers.get(name, {})} for name in {**graph, **numbers}}
     return {
-        "lag": sum(flow["lag"] or 0 for flow in said),
-        "input_rows_per_second": round(sum(flow["input_rows_per_second"] for flow in coming), 1),
-        "rows_per_second": round(sum(flow["rows_per_second"] for flow in said), 1),
+        "lag": sum(flow["lag"] or 0 for flow in reported),
+        "input_rows_per_second": round(sum(flow["input_rows_per_second"] for flow in inputs), 1),
+        "rows_per_second": round(sum(flow["rows_per_second"] for flow in reported), 1),
         "rows_total": rows_total,
-        "batch_ms": max((flow["batch_ms"] for flow in said), default=0),
+        "batch_ms": max((flow["batch_ms"] for flow in reported), default=0),
         "last_error": error,
         "flows": flows,
     }
@@ -63,14 +63,14 @@ def flow_details(last: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def line(name: str, state: str, said: Mapping[str, Any]) -> str:
-    """One line for the terminal."""
-    rate, lag, batch = said["rows_per_second"], said["lag"], said["batch_ms"]
-    return f"{name}  {state}  {rate:,.0f} rows/s  lag {lag:,}  batch {batch:,} ms  {said['rows_total']:,} rows"
+def line(name: str, state: str, report: Mapping[str, Any]) -> str:
+    """The report as a line for the terminal."""
+    rate, lag, batch = report["rows_per_second"], report["lag"], report["batch_ms"]
+    return f"{name}  {state}  {rate:,.0f} rows/s  lag {lag:,}  batch {batch:,} ms  {report['rows_total']:,} rows"
 
 
 def end_offsets(last: Mapping[str, Any] | None) -> Iterable[Mapping[str, Any]]:
-    """Where each source of a query stood after its last batch."""
+    """The end offsets of a query's sources after its last batch."""
     for source in (last or {}).get("sources", ()):
         try:
             yield _parsed(source["endOffset"])

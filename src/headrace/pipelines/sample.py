@@ -1,7 +1,7 @@
-"""The sample that `headrace pipeline init` writes: small, commented, and run by a test as it is."""
+"""The sample pipeline that `headrace pipeline init` writes. A test runs it unchanged."""
 
 SAMPLE = '''\
-"""Orders come in as JSON; what is not JSON goes to the dead-letter topic; totals per customer go out.
+"""Reads orders in JSON and writes totals per customer. Values that are not JSON go to the dead-letter topic.
 
 Try it:
 
@@ -18,25 +18,25 @@ from headrace.pipelines import Pipeline, Sink, Source, blocks
 
 pipeline = Pipeline(
     "orders",
-    # Where records come from. A source has the columns of Spark's Kafka source: key, value, topic, partition,
-    # offset, timestamp. With pin=True retention waits for this pipeline.
+    # Topics to read. A source has the columns of Spark's Kafka source: key, value, topic, partition, offset,
+    # timestamp. With pin=True, retention does not delete records before this pipeline has read them.
     sources={"orders": Source("orders")},
-    # Where rows go. A sink needs a column `value`; `key`, `headers`, `timestamp` and `topic` if you like.
+    # Topics to write. A sink needs a column `value`; `key`, `headers`, `timestamp` and `topic` are optional.
     sinks={
         "totals": Sink("totals", output_mode="update"),
         "large": Sink("large-orders", compression="zstd"),
     },
-    # How often to look for new records (with --once it reads what is there and stops).
+    # How often to start a batch for new records. (With --once, the pipeline reads up to the current end and exits.)
     trigger="1s",
-    # Where records go that could not be read, with the reason in a header.
+    # Topic for records that could not be parsed, with the reason in a header.
     dead_letter="orders.dead",
 )
 
 SCHEMA = "customer string, amount double"
 
 
-# A flow is a function from DataFrames, one per source it names, to the rows of its sink. It may return the rows
-# that failed as well. Each flow is one exactly-once query with a cursor of its own: `headrace pipeline status`.
+# A flow is a function from DataFrames, one for each source it names, to the rows of its sink. It may also return the
+# failed rows. Each flow is an exactly-once query with its own cursor; `headrace pipeline status` shows its progress.
 @pipeline.flow(to="totals")
 def totals(orders):
     good, bad = blocks.decode_json(orders, SCHEMA)

@@ -1,4 +1,4 @@
-"""A Spark session as pipelines need it: the right Python, retried tasks, cheap checkpoints, no surprises."""
+"""Builds the Spark session for pipelines: the same Python on workers, retried tasks, cheap checkpoints."""
 
 import os
 import sys
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
 CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 TASK_ATTEMPTS = 4
-# Spark knows how many rows a batch has and asks for nulls itself; Arrow would check both again at every value.
+# Spark checks bounds and nulls itself; Arrow would check both again for every value.
 ARROW_UNCHECKED = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 
 
 def settings(master: str, cores: int, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What every session gets; `extra` wins. See docs/pipelines.md for the reason of each."""
+    """The settings of every session; `extra` overrides them. docs/pipelines.md explains each."""
     chosen = {
-        "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINTS,  # half the latency of a micro-batch
-        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,  # what transformWithState needs
+        "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINTS,  # halves the latency of a micro-batch
+        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,  # required by transformWithState
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.task.maxFailures": str(TASK_ATTEMPTS),
-        # Defaults, not extraJavaOptions: those are for whoever runs the pipeline.
+        # defaultJavaOptions, because extraJavaOptions belong to the user.
         "spark.driver.defaultJavaOptions": ARROW_UNCHECKED,
         "spark.executor.defaultJavaOptions": ARROW_UNCHECKED,
     }
     if os.name == "posix":
-        # Rows between the JVM and Python: a fifth cheaper than over TCP, and nobody else can connect.
+        # Rows pass between the JVM and Python a fifth cheaper than over TCP, and other users cannot connect.
         chosen["spark.python.unix.domain.socket.enabled"] = "true"
     if master.startswith("local"):
         chosen |= {
@@ -45,21 +45,21 @@ def settings(master: str, cores: int, extra: Mapping[str, str] | None = None) ->
 
 
 def local_master(cores: int | None = None) -> str:
-    """All cores, and four attempts for each task: plain local[N] fails a query on the first error."""
+    """All cores, and four attempts per task: with plain local[N], the first error fails the query."""
     return f"local[{cores or os.cpu_count() or 1},{TASK_ATTEMPTS}]"
 
 
 def build(
     name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None, cores: int | None = None
 ) -> "SparkSession":
-    """Checks PySpark and Java, then starts (or joins) the one session of this process."""
+    """Checks PySpark and Java, then starts the session of this process or returns the existing one."""
     check_pyspark()
     check_java()
-    # Workers run the Python that runs this; whatever `python3` is on the PATH may lack our packages.
+    # Workers use this Python; the `python3` on the PATH may lack our packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     master = master or local_master(cores)
-    if master.startswith("local"):  # the workers of a cluster would look for the driver on their own machines
+    if master.startswith("local"):  # not on a cluster: its workers would look for the driver on their own machines
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark.sql import SparkSession
 

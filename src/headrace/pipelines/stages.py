@@ -1,7 +1,7 @@
-"""What a pipeline does, drawn as it is declared: which topics go in, what Spark does with the rows, where they go.
+"""The graph of a pipeline for the dashboard: its topics, and the stages of each flow.
 
-The topics are those of the declaration. The stages are read from the plan that Spark made of the flow's function, so
-they say what really runs, whatever the function is called. They are for people: nothing is decided by them.
+Topics come from the declaration. Stages are read from Spark's logical plan of the flow's function, so they show what
+really runs. They are for display only.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 STAGES_MAX = 12
 WORD_CHARS_MAX = 60
-# Spark's names of logical operators, and what people call them. What is not here is called as Spark calls it.
+# Display names of Spark's logical operators. Operators not listed are shown with Spark's name.
 WORDS = {
     "Project": "select",
     "Filter": "filter",
@@ -40,8 +40,8 @@ WORDS = {
     "TransformWithStateInPySpark": "state by key",
     "TransformWithStateInPandas": "state by key",
 }
-# How a plan is held together, not what it does.
-UNSAID = {"SubqueryAlias", "StreamingRelationV2", "StreamingRelation", "DataSourceV2Relation", "ResolvedHint", "View"}
+# Operators that only structure a plan.
+HIDDEN = {"SubqueryAlias", "StreamingRelationV2", "StreamingRelation", "DataSourceV2Relation", "ResolvedHint", "View"}
 
 
 def topics_of(source: Source) -> str:
@@ -49,26 +49,26 @@ def topics_of(source: Source) -> str:
 
 
 def topic_of(sink: Sink) -> str | None:
-    """None where every row names its topic."""
+    """None if every row names its topic."""
     return sink.topic
 
 
 def declared(pipeline: Pipeline, flow: str) -> dict[str, Any]:
-    """The ends of a flow, as its declaration says them."""
+    """Sources and sink of a flow, from its declaration."""
     _, sink = pipeline.flows[flow]
     sources = [topics_of(pipeline.sources[name]) for name in pipeline.arguments(flow)]
     return {"function": flow, "sources": sources, "sink": topic_of(pipeline.sinks[sink])}
 
 
 def stages_of(rows: "DataFrame") -> list[str]:
-    """What Spark does with the rows on their way, in their order; nothing where the plan cannot be seen."""
+    """The operators that the rows pass, in order; empty if the plan is not accessible."""
     execution = getattr(getattr(rows, "_jdf", None), "queryExecution", None)
-    if execution is None:  # a session on another machine keeps its plans to itself
+    if execution is None:  # Spark Connect does not expose plans
         return []
     found: list[str] = []
     for name in _operators(execution().analyzed()):
         word = WORDS.get(name, name)[:WORD_CHARS_MAX]
-        if name not in UNSAID and (not found or found[-1] != word):
+        if name not in HIDDEN and (not found or found[-1] != word):
             found.append(word)
     if len(found) > STAGES_MAX:
         found = [*found[: STAGES_MAX - 1], f"{len(found) - STAGES_MAX + 1} more"]
@@ -76,7 +76,7 @@ def stages_of(rows: "DataFrame") -> list[str]:
 
 
 def _operators(plan: Any) -> Iterator[str]:
-    """Names of a plan's operators, the sources first."""
+    """Names of a plan's operators, starting at the sources."""
     children = plan.children()
     for number in range(children.size()):
         yield from _operators(children.apply(number))
@@ -84,13 +84,13 @@ def _operators(plan: Any) -> Iterator[str]:
 
 
 def work_of(last: Mapping[str, Any]) -> dict[str, Any]:
-    """What a query's last batch says beside its rows: where its time went, what it holds, how far its clock is."""
-    held = [int(operator.get("numRowsTotal", 0)) for operator in last.get("stateOperators") or ()]
+    """Details of a query's last batch: time per phase, rows of state, and the watermark."""
+    state_rows = [int(operator.get("numRowsTotal", 0)) for operator in last.get("stateOperators") or ()]
     phases = {str(name): int(ms) for name, ms in (last.get("durationMs") or {}).items() if name != "triggerExecution"}
-    said: dict[str, Any] = {"phases_ms": phases}
-    if held:
-        said["state_rows"] = sum(held)
+    found: dict[str, Any] = {"phases_ms": phases}
+    if state_rows:
+        found["state_rows"] = sum(state_rows)
     watermark = (last.get("eventTime") or {}).get("watermark")
     if watermark:
-        said["watermark"] = str(watermark)
-    return said
+        found["watermark"] = str(watermark)
+    return found

@@ -1,6 +1,6 @@
-"""Where records are read from. Two ways, one contract: the files of a data folder, or a broker's HTTP listener.
+"""Access: the contract for reading records, from the files of a data folder or through a broker's HTTP listener.
 
-An Access is used on the driver to plan and on executors to read; it is pickled in between.
+An Access plans on the driver and reads on executors; it is pickled in between.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,52 +16,56 @@ CHUNK_BYTES = 1 << 20
 
 
 class DataLoss(HeadraceError):
-    """Records that were to be read are gone. Option failOnDataLoss=false skips them."""
+    """Records to be read no longer exist. The option failOnDataLoss=false skips them."""
 
 
 class State(NamedTuple):
-    """What a log holds right now."""
+    """The identity and the bounds of a partition's log at one moment."""
 
     log_id: int
     epoch: int
     start: int
-    end: int  # where readers stop: the visible end, or the end of what is committed
+    end: int  # where readers stop: the visible end, or the end of the committed records
 
 
-class Held(msgspec.Struct, frozen=True):
-    """Offsets [segment, next_offset) lie in this generation of a segment, which the broker holds."""
+class LeasedSegment(msgspec.Struct, frozen=True):
+    """Offsets [segment, next_offset) are in this generation of a segment, on which the broker granted a lease."""
 
     segment: int
     generation: int
     next_offset: int
 
 
-class Hold(Protocol):
-    """What keeps the files of a batch. It is pickled with the reader it belongs to."""
+class Lease(Protocol):
+    """Keeps the files of a plan from being deleted. Pickled together with its reader."""
 
     def release(self) -> None: ...
 
 
-class Piece(msgspec.Struct, frozen=True):
-    """One task's work: records [start, end) of a partition, and where they lie if that is known."""
+class ReadTask(msgspec.Struct, frozen=True):
+    """The work of one Spark task: records [start, end) of a partition, and where they are stored, if known."""
 
-    place: Partition
+    partition: Partition
     log_id: int
     start: int
     end: int
     slice: Slice | None = None
-    held: str | None = None  # another name of the slice's file, which stays until the batch is done
-    segments: tuple[Held, ...] = ()  # where a broker has them, in order
+    link: str | None = None  # hard link to the file of the slice, which exists until the lease is released
+    segments: tuple[LeasedSegment, ...] = ()  # leased at the broker, in order
 
 
-class Feed(Protocol):
-    """Bytes of whole batches, front to back. `read` gives what comes next, `used` says how much of it was."""
+class ChunkReader(Protocol):
+    """Reads the bytes of consecutive batches in chunks.
+
+    `read` returns the next bytes; the caller then calls `consume` with the size of the batches it has decoded, or
+    `need_more` if the chunk does not contain one whole batch.
+    """
 
     def read(self, offset: int) -> memoryview: ...
-    def used(self, size: int) -> None: ...
+    def consume(self, size: int) -> None: ...
     def need_more(self, data: memoryview) -> None: ...
     def recover(self) -> bool:
-        """The bytes make no sense from the first one on: True if it is worth reading again from elsewhere."""
+        """Called when the first bytes are not a batch. True if reading again from another position may help."""
         ...
 
     def headers(self, start: int) -> Iterator[tuple[memoryview | bytes, BatchInfo]]: ...
@@ -71,55 +75,57 @@ class Feed(Protocol):
 class Access(Protocol):
     def topics(self) -> Sequence[str]: ...
     def states(self, topics: Sequence[str]) -> dict[Partition, State]:
-        """Cheap: called at every trigger. The start may be a little old; `start` is exact."""
+        """Cheap, because it is called at every trigger. The start may be outdated; `start` is exact."""
         ...
 
-    def start(self, place: Partition, state: State) -> int: ...
-    def offset_for_timestamp(self, place: Partition, state: State, timestamp_ms: int) -> int | None: ...
-    def epoch_before(self, place: Partition, state: State, offset: int) -> int | None: ...
-    def size_between(self, place: Partition, state: State, start: int, end: int) -> int: ...
-    def rough_size(self, place: Partition, state: State, start: int, end: int) -> int:
-        """As size_between, as far as it can be told without looking at an index."""
+    def start(self, partition: Partition, state: State) -> int: ...
+    def offset_for_timestamp(self, partition: Partition, state: State, timestamp_ms: int) -> int | None: ...
+    def epoch_before(self, partition: Partition, state: State, offset: int) -> int | None: ...
+    def size_between(self, partition: Partition, state: State, start: int, end: int) -> int: ...
+    def estimate_size(self, partition: Partition, state: State, start: int, end: int) -> int:
+        """Like size_between, but without reading an index."""
         ...
 
-    def reach(self, place: Partition, state: State, start: int, end: int, size: int) -> int:
-        """The offset that about so many bytes lead to: a batch more rather than half of one."""
+    def offset_after_bytes(self, partition: Partition, state: State, start: int, end: int, size: int) -> int:
+        """The offset that is about `size` bytes after `start`, rounded up to a whole batch."""
         ...
 
-    def pieces(self, place: Partition, state: State, start: int, end: int, split_bytes: int) -> list[Piece]: ...
-    def hold(self, pieces: Sequence[Piece], for_ms: int) -> tuple[list[Piece], Hold | None]:
-        """See to it that what was planned can be read until it is released or its time is over.
+    def tasks(self, partition: Partition, state: State, start: int, end: int, split_bytes: int) -> list[ReadTask]: ...
+    def lease(self, tasks: Sequence[ReadTask], for_ms: int) -> tuple[list[ReadTask], Lease | None]:
+        """Keeps the planned files readable until the lease is released or `for_ms` has passed.
 
-        None where nothing could be done about it; SegmentGone when a piece is not there any more: plan again."""
+        Returns the tasks with the places of the leased files, and None if no lease is possible. Raises SegmentGone if a
+        segment no longer exists: the caller must plan again.
+        """
         ...
 
-    def warn_unless_held(self) -> None:
-        """Say at load what is plain already: that `hold` will be able to do nothing."""
+    def warn_if_unprotected(self) -> None:
+        """Logs a warning at load time if it is already clear that `lease` cannot protect the files."""
         ...
 
     def close(self) -> None:
-        """Whoever is connected is no longer. It may be used again."""
+        """Closes connections. The object may be used again."""
         ...
 
-    def feeds(self, piece: Piece) -> Iterator[tuple[int, int, Feed]]:
-        """(start, end, feed) that together give the piece, in order. A feed is closed by whoever took it."""
+    def open_readers(self, task: ReadTask) -> Iterator[tuple[int, int, ChunkReader]]:
+        """(start, end, reader) for consecutive ranges that make up the task. The caller closes each reader."""
         ...
 
 
-def lost(access: Access, place: Partition, at: Position, state: State) -> str | None:
-    """Why reading cannot go on from a position; None when it can."""
+def loss_reason(access: Access, partition: Partition, at: Position, state: State) -> str | None:
+    """Why a stream cannot continue from a position without losing records; None if it can."""
     if at.log_id != state.log_id:
-        return f"topic {place.topic!r} was deleted and made anew"
+        return f"topic {partition.topic!r} was deleted and created again"
     if at.offset > state.end:
-        return f"partition {place.number} of {place.topic!r} ends at {state.end}, {at.offset} had been reached"
-    start = access.start(place, state)
+        return f"partition {partition.number} of {partition.topic!r} ends at {state.end}, before {at.offset}"
+    start = access.start(partition, state)
     if at.offset < start:
-        return f"partition {place.number} of {place.topic!r} begins at {start}, {at.offset} is gone"
+        return f"partition {partition.number} of {partition.topic!r} starts at {start}; offset {at.offset} was deleted"
     if at.epoch != state.epoch:
-        written = access.epoch_before(place, state, at.offset)
+        written = access.epoch_before(partition, state, at.offset)
         if written is not None and written > at.epoch >= 0:
             return (
-                f"records before {at.offset} in partition {place.number} of {place.topic!r} were replaced after "
-                f"an unclean stop (epoch {at.epoch}, now {written})"
+                f"records before {at.offset} in partition {partition.number} of {partition.topic!r} were replaced "
+                f"after an unclean stop (epoch {at.epoch}, now {written})"
             )
     return None

@@ -1,4 +1,4 @@
-"""What Spark says to a broker over HTTP. Connects when first used, so that it can be pickled before."""
+"""BrokerLink: the HTTP requests that the Spark source, sink and pipelines send to a broker."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,11 +13,11 @@ JSON = {"content-type": "application/json"}
 TIMEOUT_S = 120.0
 RETRY_S = 60.0
 READ_BYTES = 8 << 20
-COMMIT_BYTES_PER_S = 8 << 20  # what a slow disk stores, at the least: a large commit takes longer than TIMEOUT_S
+COMMIT_BYTES_PER_S = 8 << 20  # lower bound for a slow disk; a large commit may take longer than TIMEOUT_S
 
 
 class BrokerLink:
-    """One keep-alive connection, used by one thread at a time."""
+    """A keep-alive connection for one thread at a time. Connects on first use, so that it can be pickled before."""
 
     def __init__(self, url: str, *, retry_s: float = RETRY_S) -> None:
         self.url = url
@@ -43,8 +43,8 @@ class BrokerLink:
     def send(self, method: str, *path: str, body: object) -> dict[str, Any]:
         return parse_json(self._request(method, path_of(*path), headers=JSON, body=encode(body)))
 
-    def post_again(self, *path: str, body: object) -> dict[str, Any]:
-        """Of what does no harm twice: asked once more when the broker went before it answered, and came back."""
+    def post_idempotent(self, *path: str, body: object) -> dict[str, Any]:
+        """POSTs a request that may be repeated: sent once more if the connection is lost before the response."""
         try:
             return self.send("POST", *path, body=body)
         except Unconfirmed:
@@ -64,7 +64,7 @@ class BrokerLink:
         return [topic["name"] for topic in self.get("topics")["topics"]]
 
     def logs(self, topic: str) -> list[dict[str, Any]] | None:
-        """None when there is no such topic."""
+        """The logs of a topic, one per partition; None if the topic does not exist."""
         try:
             found: list[dict[str, Any]] = self.get("topics", topic, "log")["partitions"]
         except NotFound:
@@ -72,15 +72,15 @@ class BrokerLink:
         return found
 
     def partitions(self, topic: str, *, create: bool) -> int:
-        """How many the topic has; made with the broker's defaults if it may be and is not there."""
+        """Number of partitions of a topic. With `create`, a missing topic is created with the broker's defaults."""
         try:
             return int(self.get("topics", topic)["partitions"])
         except NotFound:
             if not create:
                 raise
         try:
-            return int(self.post_again("topics", body={"name": topic})["partitions"])
-        except AlreadyExists:  # another task was faster, or the first answer got lost
+            return int(self.post_idempotent("topics", body={"name": topic})["partitions"])
+        except AlreadyExists:  # created by another task, or by our request whose response was lost
             return int(self.get("topics", topic)["partitions"])
 
     # Reading.
@@ -93,19 +93,20 @@ class BrokerLink:
         size: int | None = None,
         *,
         log: int | None = None,
-        of: tuple[int, int] | None = None,
+        segment: tuple[int, int] | None = None,
     ) -> tuple[bytes, int]:
-        """Whole batches from the one that holds offset, and where to go on.
+        """Whole batches, starting with the one that contains the offset, and the offset to continue at.
 
-        Of a log, or of a segment and its generation, if they are given: SegmentGone when that is not there any more."""
+        `log` and `segment` (base offset, generation) restrict the read to them; raises NotFound if they are gone.
+        """
         path = path_of("topics", topic, "partitions", str(partition), "batches")
         wanted = size or self._read_bytes
-        segment, generation = of or (None, None)
-        query = {"offset": offset, "max_bytes": wanted, "log": log, "segment": segment, "generation": generation}
+        base, generation = segment or (None, None)
+        query = {"offset": offset, "max_bytes": wanted, "log": log, "segment": base, "generation": generation}
         response = self._request("GET", path, query=query)
         if response.status == 400 and size is None and self._read_bytes is not None:
-            self._read_bytes = None  # this broker answers with less: it knows how much
-            return self.batches(topic, partition, offset, log=log, of=of)
+            self._read_bytes = None  # above the broker's read_bytes_max: let the broker choose
+            return self.batches(topic, partition, offset, log=log, segment=segment)
         raise_for(response)
         return response.body, int(response.headers["headrace-next-offset"])
 
@@ -117,20 +118,20 @@ class BrokerLink:
         return int(found[0]["offset"]) if found else None
 
     def lease(self, slices: Iterable[tuple[int, int, int]], for_ms: int, holder: str) -> list[dict[str, int]]:
-        """In place of what the holder had before; none gives it back. Those that are gone are answered."""
+        """Replaces the leases of the holder; no slices releases them. Returns the slices that no longer exist."""
         wanted = [{"log": log, "segment": base, "generation": generation} for log, base, generation in slices]
-        answer = self.post_again("leases", body={"slices": wanted, "for_ms": for_ms, "holder": holder})
+        answer = self.post_idempotent("leases", body={"slices": wanted, "for_ms": for_ms, "holder": holder})
         gone: list[dict[str, int]] = answer["gone"]
         return gone
 
     def lease_ranges(
         self, ranges: Iterable[tuple[tuple[str, int], int, int]], for_ms: int, holder: str
     ) -> list[list[dict[str, int]]]:
-        """The segments that the offsets of each range lie in, which the holder has from now on."""
+        """Replaces the leases of the holder by the segments that contain the ranges, and returns them per range."""
         wanted = [
             {"topic": topic, "partition": number, "start": start, "end": end} for (topic, number), start, end in ranges
         ]
-        answer = self.post_again("leases", body={"ranges": wanted, "for_ms": for_ms, "holder": holder})
+        answer = self.post_idempotent("leases", body={"ranges": wanted, "for_ms": for_ms, "holder": holder})
         return [entry["segments"] for entry in answer["ranges"]]
 
     def put_cursor(self, name: str, topic: str, offsets: Mapping[int, int], *, pin: bool, max_age_ms: int) -> None:
@@ -147,7 +148,7 @@ class BrokerLink:
         self.delete("staging", name)
 
     def commit(self, writer: str, batch: int, parts: Sequence[Mapping[str, object]]) -> dict[str, Any]:
-        """Safe to repeat, and repeated by itself when the answer got lost."""
+        """Commits a batch of uploads. Idempotent, and repeated if the response is lost."""
         path, size = path_of("sinks", writer, "batches", str(batch)), sum(int(str(part["length"])) for part in parts)
         body, wait_s = encode({"parts": list(parts)}), size / COMMIT_BYTES_PER_S
         try:
@@ -155,7 +156,7 @@ class BrokerLink:
         except BrokerUnreachable:
             if wait_s < self._retry_s:
                 raise
-        # It went after the time in which a request is repeated by itself: its next start finishes what is decided.
+        # The broker stopped when the connection's own retries were used up. If it had decided, its next start finishes.
         return parse_json(self._request("PUT", path, headers=JSON, body=body, wait_s=wait_s))
 
     # Pipelines.

@@ -1,4 +1,4 @@
-"""Reading through a broker, where executors cannot see its files: the same batches, over HTTP."""
+"""BrokerAccess: reads batches over HTTP, for executors that cannot see the broker's files."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -10,19 +10,19 @@ from headrace.client.exchange import without_password
 from headrace.errors import NotFound, OffsetOutOfRange
 from headrace.record import codec
 from headrace.record.types import BatchInfo
-from headrace.spark.access import DataLoss, Feed, Held, Hold, Piece, State
+from headrace.spark.access import ChunkReader, DataLoss, Lease, LeasedSegment, ReadTask, State
 from headrace.spark.broker import BrokerLink
-from headrace.spark.lease import BrokerLease
+from headrace.spark.broker_leases import BrokerLeases
 from headrace.spark.offsets import Partition
 
-PIECES_MAX = 10_000
-SEGMENTS_BEHIND = 8
+TASKS_MAX = 10_000
+SEGMENTS_AFTER = 8  # leased segments after the end of a task that it may look into for transaction markers
 
 
 class BrokerAccess:
     def __init__(self, url: str, *, committed: bool, fail_on_data_loss: bool) -> None:
         self._link = BrokerLink(url)
-        self._lease = BrokerLease(url)
+        self._leases = BrokerLeases(url)
         self._committed = committed
         self._fail_on_data_loss = fail_on_data_loss
         self._sizes: dict[Partition, int] = {}
@@ -34,84 +34,85 @@ class BrokerAccess:
         found = {}
         for topic in topics:
             for log in self._link.logs(topic) or ():
-                place = Partition(topic, log["partition"])
-                self._sizes[place] = log["size_bytes"]
+                partition = Partition(topic, log["partition"])
+                self._sizes[partition] = log["size_bytes"]
                 end = log["stable_end"] if self._committed else log["end"]
-                found[place] = State(log["log"], log["epoch"], log["start"], end)
+                found[partition] = State(log["log"], log["epoch"], log["start"], end)
         return found
 
-    def start(self, place: Partition, state: State) -> int:
+    def start(self, partition: Partition, state: State) -> int:
         return state.start
 
-    def offset_for_timestamp(self, place: Partition, state: State, timestamp_ms: int) -> int | None:
-        return self._link.first_at(place.topic, place.number, timestamp_ms)
+    def offset_for_timestamp(self, partition: Partition, state: State, timestamp_ms: int) -> int | None:
+        return self._link.first_at(partition.topic, partition.number, timestamp_ms)
 
-    def epoch_before(self, place: Partition, state: State, offset: int) -> int | None:
+    def epoch_before(self, partition: Partition, state: State, offset: int) -> int | None:
         if offset <= state.start:
             return None
-        data, _ = self._link.batches(place.topic, place.number, offset - 1, 1)
+        data, _ = self._link.batches(partition.topic, partition.number, offset - 1, 1)
         first = next(iter(codec.scan(data, verify_crc=False)), None)
-        # Where compaction took the record, the broker answers with what comes next: that says nothing of it.
+        # If compaction removed the record, the broker returns a later batch, whose epoch says nothing about it.
         return first.leader_epoch if first is not None and first.base_offset < offset else None
 
-    def size_between(self, place: Partition, state: State, start: int, end: int) -> int:
-        held = max(1, state.end - state.start)
-        return self._sizes.get(place, 0) * (end - start) // held
+    def size_between(self, partition: Partition, state: State, start: int, end: int) -> int:
+        count = max(1, state.end - state.start)
+        return self._sizes.get(partition, 0) * (end - start) // count
 
-    def rough_size(self, place: Partition, state: State, start: int, end: int) -> int:
-        return self.size_between(place, state, start, end)
+    def estimate_size(self, partition: Partition, state: State, start: int, end: int) -> int:
+        return self.size_between(partition, state, start, end)
 
-    def reach(self, place: Partition, state: State, start: int, end: int, size: int) -> int:
-        total = max(1, self.size_between(place, state, start, end))
+    def offset_after_bytes(self, partition: Partition, state: State, start: int, end: int, size: int) -> int:
+        total = max(1, self.size_between(partition, state, start, end))
         return start + (end - start) * min(size, total) // total
 
-    def pieces(self, place: Partition, state: State, start: int, end: int, split_bytes: int) -> list[Piece]:
-        """Even runs of offsets, as many as the partition's size suggests: the broker's index stays with it."""
-        size = self.size_between(place, state, start, end)
-        count = max(1, min(-(-size // split_bytes), end - start, PIECES_MAX))
+    def tasks(self, partition: Partition, state: State, start: int, end: int, split_bytes: int) -> list[ReadTask]:
+        """Ranges with equal numbers of offsets, as many as the size suggests: the index is only at the broker."""
+        size = self.size_between(partition, state, start, end)
+        count = max(1, min(-(-size // split_bytes), end - start, TASKS_MAX))
         cuts = [start + (end - start) * at // count for at in range(count + 1)]
-        return [Piece(place, state.log_id, a, b) for a, b in pairwise(cuts)]
+        return [ReadTask(partition, state.log_id, a, b) for a, b in pairwise(cuts)]
 
-    def hold(self, pieces: Sequence[Piece], for_ms: int) -> tuple[list[Piece], Hold | None]:
-        """The broker says which segments the offsets lie in, and keeps these whatever becomes of the log."""
-        if not pieces:
+    def lease(self, tasks: Sequence[ReadTask], for_ms: int) -> tuple[list[ReadTask], Lease | None]:
+        """The broker returns the segments that contain the offsets and keeps them, even if the log is deleted."""
+        if not tasks:
             return [], None
         spans: dict[Partition, tuple[int, int]] = {}
-        for piece in pieces:
-            start, end = spans.get(piece.place, (piece.start, piece.end))
-            spans[piece.place] = min(start, piece.start), max(end, piece.end)
-        found, hold = self._lease.hold_ranges([(place, *span) for place, span in spans.items()], for_ms)
+        for task in tasks:
+            start, end = spans.get(task.partition, (task.start, task.end))
+            spans[task.partition] = min(start, task.start), max(end, task.end)
+        found, lease = self._leases.lease_ranges([(partition, *span) for partition, span in spans.items()], for_ms)
         segments = dict(zip(spans, found, strict=True))
-        return [msgspec.structs.replace(p, segments=_needed(segments[p.place], p)) for p in pieces], hold
+        planned = [msgspec.structs.replace(t, segments=_needed(segments[t.partition], t)) for t in tasks]
+        return planned, lease
 
-    def warn_unless_held(self) -> None:
-        """It is always held."""
+    def warn_if_unprotected(self) -> None:
+        """The broker can always grant a lease."""
 
     def close(self) -> None:
         self._link.close()
-        self._lease.close()
+        self._leases.close()
 
-    def feeds(self, piece: Piece) -> Iterator[tuple[int, int, Feed]]:
-        yield piece.start, piece.end, HttpFeed(self._link, piece, self._fail_on_data_loss)
-
-
-def _needed(segments: Sequence[Held], piece: Piece) -> tuple[Held, ...]:
-    """Those of the piece, and some behind it: a transaction that begins in it may end there."""
-    first = bisect_right(segments, piece.start, key=lambda held: held.next_offset)
-    behind = bisect_left(segments, piece.end, key=lambda held: held.segment)
-    return tuple(segments[first : behind + SEGMENTS_BEHIND])
+    def open_readers(self, task: ReadTask) -> Iterator[tuple[int, int, ChunkReader]]:
+        yield task.start, task.end, HttpChunkReader(self._link, task, self._fail_on_data_loss)
 
 
-class HttpFeed:
-    def __init__(self, link: BrokerLink, piece: Piece, fail_on_data_loss: bool) -> None:
+def _needed(segments: Sequence[LeasedSegment], task: ReadTask) -> tuple[LeasedSegment, ...]:
+    """The segments of the task and some after it, where a transaction that starts in the task may end."""
+    first = bisect_right(segments, task.start, key=lambda leased: leased.next_offset)
+    after = bisect_left(segments, task.end, key=lambda leased: leased.segment)
+    return tuple(segments[first : after + SEGMENTS_AFTER])
+
+
+class HttpChunkReader:
+    def __init__(self, link: BrokerLink, task: ReadTask, fail_on_data_loss: bool) -> None:
         self._link = link
-        self._piece = piece
+        self._task = task
         self._fail_on_data_loss = fail_on_data_loss
         self._rest = memoryview(b"")
-        self.path = f"{without_password(link.url)} {piece.place.topic}/{piece.place.number}"
+        self.path = f"{without_password(link.url)} {task.partition.topic}/{task.partition.number}"
 
     def read(self, offset: int) -> memoryview:
-        while not self._rest and offset < self._piece.end:
+        while not self._rest and offset < self._task.end:
             data, next_offset = self._batches(offset)
             if not data and next_offset <= offset:
                 break
@@ -120,37 +121,39 @@ class HttpFeed:
         return self._rest
 
     def _batches(self, offset: int) -> tuple[bytes, int]:
-        """From the segment that was planned on. What was not (a look beyond the piece), as the log has it now."""
-        segments = self._piece.segments
-        at = bisect_right(segments, offset, key=lambda held: held.next_offset)
-        held = segments[at] if at < len(segments) and segments[at].segment <= offset else None
-        place, log = self._piece.place, self._piece.log_id
-        if held is not None:
+        """Reads from the leased segment; offsets beyond the leased segments are read from the log's current ones."""
+        segments = self._task.segments
+        at = bisect_right(segments, offset, key=lambda leased: leased.next_offset)
+        leased = segments[at] if at < len(segments) and segments[at].segment <= offset else None
+        partition, log = self._task.partition, self._task.log_id
+        if leased is not None:
             try:
-                return self._link.batches(*place, offset, log=log, of=(held.segment, held.generation))
+                return self._link.batches(*partition, offset, log=log, segment=(leased.segment, leased.generation))
             except (NotFound, OffsetOutOfRange) as gone:
                 if self._fail_on_data_loss:
-                    raise self._loss(offset, "is not held any more (time over, or broker restarted)", gone) from gone
+                    raise self._loss(
+                        offset, "is not leased any more (expired, or the broker restarted)", gone
+                    ) from gone
         try:
-            return self._link.batches(*place, offset, log=log)
+            return self._link.batches(*partition, offset, log=log)
         except NotFound as gone:
             if self._fail_on_data_loss:
-                raise self._loss(offset, "went with its topic", gone) from gone
+                raise self._loss(offset, "was deleted with its topic", gone) from gone
             return b"", offset
         except OffsetOutOfRange as gone:
             if self._fail_on_data_loss or gone.start <= offset:
-                raise self._loss(offset, "was removed while it was being read", gone) from gone
+                raise self._loss(offset, "was deleted while it was being read", gone) from gone
             return b"", gone.start
 
     def _loss(self, offset: int, why: str, gone: Exception) -> DataLoss:
-        place = self._piece.place
-        return DataLoss(f"offset {offset} of partition {place.number} of {place.topic!r} {why}: {gone}")
+        partition = self._task.partition
+        return DataLoss(f"offset {offset} of partition {partition.number} of {partition.topic!r} {why}: {gone}")
 
-    def used(self, size: int) -> None:
+    def consume(self, size: int) -> None:
         self._rest = self._rest[size:]
 
     def need_more(self, data: memoryview) -> None:
-        raise DataLoss(f"{self.path} ends in the middle of a batch")  # a broker answers with whole ones
+        raise DataLoss(f"{self.path} ends in the middle of a batch")  # brokers return whole batches
 
     def recover(self) -> bool:
         return False

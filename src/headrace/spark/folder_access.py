@@ -1,4 +1,4 @@
-"""Reading the files of a data folder, where driver and executors can see them. No broker is asked."""
+"""FolderAccess: reads the files of a data folder that the driver and the executors can see, without a broker."""
 
 import logging
 import time
@@ -12,21 +12,21 @@ from headrace.log.disk.paths import CATALOG, LOGS
 from headrace.log.read.external import LogFiles, SegmentGone, SliceFile
 from headrace.record.layout import MAX_OFFSET
 from headrace.record.types import BatchInfo
-from headrace.spark.access import CHUNK_BYTES, DataLoss, Feed, Hold, Piece, State
-from headrace.spark.held import HeldFiles, links_from
-from headrace.spark.lease import BrokerLease
+from headrace.spark.access import CHUNK_BYTES, ChunkReader, DataLoss, Lease, ReadTask, State
+from headrace.spark.broker_leases import BrokerLeases
+from headrace.spark.hard_links import HardLinks, links_from
 from headrace.spark.offsets import Partition
 from headrace.spark.options import BadOption
 
-STARTING_S_MAX = 5.0  # a broker that is just opening the folder writes the slots anew
-LOOK_AGAIN_S = 0.02
-LOOKS_MAX = 10
-SETTLED_NS = 100_000_000
+STARTING_S_MAX = 5.0  # a starting broker rewrites the slots
+RETRY_S = 0.02
+ATTEMPTS_MAX = 10
+MTIME_RESOLUTION_NS = 100_000_000
 DEFAULT_VHOST = "/"
-UNHELD = (
-    "%s can only be read, and option 'bootstrap' names no broker: nothing keeps the files of a batch. What retention "
-    "removes or compaction rewrites before a task, or its second attempt, has read it is missing there or read as it "
-    "is by then. Make the folder writable, or name the broker in 'bootstrap': it keeps them."
+UNPROTECTED = (
+    "%s is read-only and option 'bootstrap' is not set, so the files of a batch are not protected: records that "
+    "retention deletes or compaction rewrites before a task or its retry has read them are missing or changed. Make "
+    "the folder writable, or set 'bootstrap' to the broker, which then keeps the files."
 )
 
 logger = logging.getLogger("headrace.spark")
@@ -35,13 +35,13 @@ logger = logging.getLogger("headrace.spark")
 T = TypeVar("T")
 
 
-def _seen(look: Callable[[], T]) -> T:
-    """What a look into the files finds; taken again when one of them was rewritten or removed just then."""
-    for _ in range(LOOKS_MAX - 1):
+def _with_retries(look: Callable[[], T]) -> T:
+    """Calls `look`, and again if a file was rewritten or deleted during the call."""
+    for _ in range(ATTEMPTS_MAX - 1):
         try:
             return look()
         except SegmentGone:
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(RETRY_S)
     return look()
 
 
@@ -51,12 +51,12 @@ class FolderAccess:
         self._committed = committed
         self._fail_on_data_loss = fail_on_data_loss
         self._files = LogFiles(self.path)
-        self._lease = None if bootstrap is None else BrokerLease(bootstrap)
+        self._broker_leases = None if bootstrap is None else BrokerLeases(bootstrap)
         self._has_warned = False
         self._logs: dict[str, list[int]] = {}
         self._catalog_time = -1
         if not Path(self.path, LOGS).is_dir():
-            raise BadOption("path", f"{self.path} is not a data folder of a broker: it has no {LOGS}/")
+            raise BadOption("path", f"{self.path} is not a data folder: it has no {LOGS}/")
 
     # The catalog.
 
@@ -78,12 +78,12 @@ class FolderAccess:
             try:
                 document = read_document(file.read_bytes(), str(file)).content
             except FileNotFoundError:
-                continue  # deleted meanwhile
+                continue  # deleted since the listing
             if document["vhost"] == DEFAULT_VHOST:
                 found[document["name"]] = list(document["logs"])
         self._logs = found
-        # A folder's time moves in steps: what changed a moment ago may change again without its time moving.
-        self._catalog_time = changed if time.time_ns() - changed > SETTLED_NS else -1
+        # Modification times are coarse: a folder changed just now may change again without a new time.
+        self._catalog_time = changed if time.time_ns() - changed > MTIME_RESOLUTION_NS else -1
 
     def states(self, topics: Sequence[str]) -> dict[Partition, State]:
         self._load()
@@ -93,8 +93,10 @@ class FolderAccess:
             if not missing:
                 return found
             if time.monotonic() > deadline:
-                raise NotFound(f"{self.path}/slots says nothing of log {missing[0]}: start a broker on the folder once")
-            time.sleep(LOOK_AGAIN_S)
+                raise NotFound(
+                    f"{self.path}/slots has no entry for log {missing[0]}: start a broker on the folder once"
+                )
+            time.sleep(RETRY_S)
 
     def _states(self, topics: Sequence[str]) -> tuple[dict[Partition, State], list[int]]:
         ends = self._files.ends()
@@ -106,111 +108,110 @@ class FolderAccess:
                     end = slot.stable_end if self._committed else slot.visible_end
                     found[Partition(topic, number)] = State(log_id, slot.epoch, slot.start, end)
                 elif self._files.folder(log_id) is None:
-                    found[Partition(topic, number)] = State(log_id, -1, 0, 0)  # nothing was ever written to it
+                    found[Partition(topic, number)] = State(log_id, -1, 0, 0)  # nothing has ever been written to it
                 else:
                     missing.append(log_id)
         return found, missing
 
     # Planning.
 
-    def start(self, place: Partition, state: State) -> int:
+    def start(self, partition: Partition, state: State) -> int:
         segments = self._files.segments(state.log_id, state.end)
         return max(state.start, segments[0].base) if segments else state.start
 
-    def offset_for_timestamp(self, place: Partition, state: State, timestamp_ms: int) -> int | None:
-        start, files = self.start(place, state), self._files
-        return _seen(lambda: files.offset_for_timestamp(state.log_id, timestamp_ms, start, state.end))
+    def offset_for_timestamp(self, partition: Partition, state: State, timestamp_ms: int) -> int | None:
+        start, files = self.start(partition, state), self._files
+        return _with_retries(lambda: files.offset_for_timestamp(state.log_id, timestamp_ms, start, state.end))
 
-    def epoch_before(self, place: Partition, state: State, offset: int) -> int | None:
-        return _seen(lambda: self._files.epoch_before(state.log_id, offset, self.start(place, state)))
+    def epoch_before(self, partition: Partition, state: State, offset: int) -> int | None:
+        return _with_retries(lambda: self._files.epoch_before(state.log_id, offset, self.start(partition, state)))
 
-    def size_between(self, place: Partition, state: State, start: int, end: int) -> int:
+    def size_between(self, partition: Partition, state: State, start: int, end: int) -> int:
         return self._files.size_between(state.log_id, start, end)
 
-    def rough_size(self, place: Partition, state: State, start: int, end: int) -> int:
+    def estimate_size(self, partition: Partition, state: State, start: int, end: int) -> int:
         return self._files.rough_size(state.log_id, start, end)
 
-    def reach(self, place: Partition, state: State, start: int, end: int, size: int) -> int:
-        return _seen(lambda: self._files.reach(state.log_id, start, end, size))
+    def offset_after_bytes(self, partition: Partition, state: State, start: int, end: int, size: int) -> int:
+        return _with_retries(lambda: self._files.reach(state.log_id, start, end, size))
 
-    def pieces(self, place: Partition, state: State, start: int, end: int, split_bytes: int) -> list[Piece]:
+    def tasks(self, partition: Partition, state: State, start: int, end: int, split_bytes: int) -> list[ReadTask]:
         cut = self._files.slices(state.log_id, start, end, split_bytes)
         return [
-            Piece(place, state.log_id, max(start, piece.base_offset), min(end, piece.next_offset), piece)
-            for piece in cut
-            if piece.next_offset > start
+            ReadTask(partition, state.log_id, max(start, part.base_offset), min(end, part.next_offset), part)
+            for part in cut
+            if part.next_offset > start
         ]
 
-    def hold(self, pieces: Sequence[Piece], for_ms: int) -> tuple[list[Piece], Hold | None]:
-        """By a second name; where that may not be (the data can only be read), the broker is asked to keep the files,
-        if it was said where it is."""
-        if not pieces:
+    def lease(self, tasks: Sequence[ReadTask], for_ms: int) -> tuple[list[ReadTask], Lease | None]:
+        """By hard links; in a read-only folder by leases at the broker, if `bootstrap` is set."""
+        if not tasks:
             return [], None
-        planned, folder = HeldFiles(self.path, self._files).hold(pieces, for_ms)
+        planned, folder = HardLinks(self.path, self._files).link(tasks, for_ms)
         if folder is not None:
             return planned, folder
-        if self._lease is not None:
-            return planned, self._lease.hold_segments((p.slice for p in planned if p.slice is not None), for_ms)
+        if self._broker_leases is not None:
+            slices = (task.slice for task in planned if task.slice is not None)
+            return planned, self._broker_leases.lease_segments(slices, for_ms)
         self._warn()
         return planned, None
 
-    def warn_unless_held(self) -> None:
-        """At load, where it is plain already that nothing can be held."""
-        if self._lease is None and not HeldFiles(self.path, self._files).can_hold():
+    def warn_if_unprotected(self) -> None:
+        if self._broker_leases is None and not HardLinks(self.path, self._files).can_link():
             self._warn()
 
     def _warn(self) -> None:
         if not self._has_warned:
-            logger.warning(UNHELD, self.path)
+            logger.warning(UNPROTECTED, self.path)
         self._has_warned = True
 
     def close(self) -> None:
-        """No file is kept open."""
-        if self._lease is not None:
-            self._lease.close()
+        """Files are not kept open; only the broker's connection is closed."""
+        if self._broker_leases is not None:
+            self._broker_leases.close()
 
     # Reading.
 
-    def feeds(self, piece: Piece) -> Iterator[tuple[int, int, Feed]]:
-        assert piece.slice is not None
-        # By its other name first: it is there whatever became of the log, and it is the same file.
-        for held in (piece.held, None) if piece.held is not None else (None,):
+    def open_readers(self, task: ReadTask) -> Iterator[tuple[int, int, ChunkReader]]:
+        assert task.slice is not None
+        # Try the hard link first: it is the same file, and exists even if the log was deleted.
+        for link in (task.link, None) if task.link is not None else (None,):
             files = self._files
             try:
-                with files.open(piece.slice) if held is None else files.open_link(held, piece.slice) as source:
-                    yield piece.start, piece.end, FileFeed(files, piece, source)
+                with files.open(task.slice) if link is None else files.open_link(link, task.slice) as source:
+                    yield task.start, task.end, FileChunkReader(files, task, source)
                 return
             except SegmentGone:
                 continue
-        # Rewritten or removed since it was planned: the same offsets, wherever they are now. Found before it is asked
-        # where the log begins: what retention takes in between would be missing, and nobody the wiser.
-        found = self._files.slices(piece.log_id, piece.start, piece.end, 1 << 62)
-        segments = self._files.segments(piece.log_id, piece.end)
-        if (not segments or segments[0].base > piece.start) and self._fail_on_data_loss:
+        # The segment was rewritten or deleted since planning: read the same offsets from the current segments. Look up
+        # the slices before the start of the log; otherwise a deletion in between would go unnoticed.
+        found = self._files.slices(task.log_id, task.start, task.end, 1 << 62)
+        segments = self._files.segments(task.log_id, task.end)
+        if (not segments or segments[0].base > task.start) and self._fail_on_data_loss:
             raise DataLoss(
-                f"offsets {piece.start} to {piece.end - 1} of partition {piece.place.number} of "
-                f"{piece.place.topic!r} were removed while they were being read"
+                f"offsets {task.start} to {task.end - 1} of partition {task.partition.number} of "
+                f"{task.partition.topic!r} were deleted while they were being read"
             )
         for again in found:
             with self._files.open(again) as source:
-                start, end = max(piece.start, again.base_offset), min(piece.end, again.next_offset)
-                yield start, end, FileFeed(self._files, piece, source)
+                start, end = max(task.start, again.base_offset), min(task.end, again.next_offset)
+                yield start, end, FileChunkReader(self._files, task, source)
 
 
-class FileFeed:
-    def __init__(self, files: LogFiles, piece: Piece, source: SliceFile) -> None:
+class FileChunkReader:
+    def __init__(self, files: LogFiles, task: ReadTask, source: SliceFile) -> None:
         self._files = files
-        self._piece = piece
+        self._task = task
         self._source = source
         self._rest = memoryview(b"")
 
     def read(self, offset: int) -> memoryview:
-        # What is left of the last read is used up only while it is worth a batch of rows.
+        # A small rest of the last chunk is read again with the next one, so that no tiny batches of rows arise.
         if len(self._rest) < CHUNK_BYTES // 2:
             self._rest = self._source.read(CHUNK_BYTES)
         return self._rest
 
-    def used(self, size: int) -> None:
+    def consume(self, size: int) -> None:
         self._source.advance(size)
         self._rest = self._rest[size:]
 
@@ -226,29 +227,29 @@ class FileFeed:
         return True
 
     def headers(self, start: int) -> Iterator[tuple[memoryview | bytes, BatchInfo]]:
-        """From `start` to the visible end: what is being read from its open file, what was planned with it from its
-        links, for the log may have lost both meanwhile; the rest from the log."""
+        """Batch headers from `start` to the visible end: from the open file, then from the links of the same plan, then
+        from the log. The log may have deleted the first two since planning."""
         cut, end = self._source.slice, self._visible_end()
         yield from self._source.again().headers(start, end)
         start = max(start, cut.next_offset)
         try:
-            for base, link in links_from(self._piece.held, cut) if self._piece.held is not None else ():
-                behind = self._files.link_headers(link, start, end, cut.end if base == cut.segment else 0)
-                for data, info in behind:
+            for base, link in links_from(self._task.link, cut) if self._task.link is not None else ():
+                linked = self._files.link_headers(link, start, end, cut.end if base == cut.segment else 0)
+                for data, info in linked:
                     yield data, info
                     start = info.next_offset
         except SegmentGone:
-            pass  # their time is over: what is left is in the log
-        yield from self._files.headers(self._piece.log_id, start, end)
+            pass  # the links have expired: read the rest from the log
+        yield from self._files.headers(self._task.log_id, start, end)
 
     def _visible_end(self) -> int:
         deadline = time.monotonic() + STARTING_S_MAX
-        while (ends := self._files.ends().get(self._piece.log_id)) is None:  # its slot is just being written, perhaps
-            if self._files.folder(self._piece.log_id) is None:
-                return MAX_OFFSET  # deleted: nobody appends to what is held of it
+        while (ends := self._files.ends().get(self._task.log_id)) is None:  # the slot may be just being written
+            if self._files.folder(self._task.log_id) is None:
+                return MAX_OFFSET  # the log was deleted, so its linked files do not grow
             if time.monotonic() > deadline:
                 raise CorruptLog(self._source.path, self._source.position, "its log has no slot")
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(RETRY_S)
         return ends.visible_end
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Where a stream of micro-batches stands: an offset per partition, with the log and epoch it belongs to.
+"""Positions of a stream of micro-batches: an offset per partition, with the id and the epoch of its log.
 
-The log's id tells a topic from another one made later under the same name; the epoch tells records from those
-that took their place after an unclean stop. Spark keeps the JSON of it in the checkpoint.
+The log's id distinguishes a topic from one created later under the same name; the epoch distinguishes records from
+those that replaced them after an unclean stop. Spark keeps positions as JSON in the checkpoint.
 """
 
 from collections.abc import Mapping
@@ -26,9 +26,9 @@ Positions = dict[Partition, Position]
 
 def to_json(positions: Mapping[Partition, Position]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for place in sorted(positions):
-        offset, log_id, epoch = positions[place]
-        found.setdefault(place.topic, {})[str(place.number)] = {"offset": offset, "log": log_id, "epoch": epoch}
+    for partition in sorted(positions):
+        offset, log_id, epoch = positions[partition]
+        found.setdefault(partition.topic, {})[str(partition.number)] = {"offset": offset, "log": log_id, "epoch": epoch}
     return found
 
 
@@ -40,4 +40,4 @@ def from_json(value: Mapping[str, Any]) -> Positions:
             for number, at in partitions.items()
         }
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise InvalidInput(f"not an offset of this source: {str(value)[:200]}") from None
+        raise InvalidInput(f"not a valid offset of this source: {str(value)[:200]}") from None

@@ -1,4 +1,4 @@
-"""What people write in .option(...), checked once and turned into values. Every mistake is named."""
+"""Parses and checks the options of the source and the sink. Errors name the option."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from headrace.errors import InvalidInput
 from headrace.record.layout import CODECS
 
 PIN_MAX_AGE_MS = 24 * 3600 * 1000
-EARLIEST, LATEST = -2, -1  # as Spark's Kafka source writes them in JSON
+EARLIEST, LATEST = -2, -1  # the notation of Spark's Kafka source in JSON
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 Offsets = Literal["earliest", "latest"] | dict[str, dict[int, int]]
@@ -30,8 +30,8 @@ WRITING = (
     "path", "bootstrap", "topic", "compression", "batchBytes", "writeId", "writeBatch", "createTopics",
     "checkpointLocation",
 )  # fmt: skip
-# What Spark itself puts among the options.
-SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "outputmode", "mode"})
+# Options that Spark adds itself.
+SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname", "outputmode", "mode"})
 
 
 class BadOption(InvalidInput):
@@ -44,8 +44,8 @@ class BadOption(InvalidInput):
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     path: str | None
-    bootstrap: str | None = field(repr=False)  # may hold a password
-    topics: tuple[str, ...]  # empty: by pattern
+    bootstrap: str | None = field(repr=False)  # may contain a password
+    topics: tuple[str, ...]  # empty if chosen by pattern
     pattern: str | None
     starting: Offsets | None
     ending: Offsets | None
@@ -53,7 +53,7 @@ class ReadOptions:
     ending_ms: int | None
     offsets_per_trigger: int | None
     bytes_per_trigger: int | None
-    split_bytes: int | None  # None: as plan.py sees fit
+    split_bytes: int | None  # None: chosen by plan.split_for
     columns: tuple[str, ...] | None
     include_headers: bool
     verify_crc: bool
@@ -80,25 +80,25 @@ class WriteOptions:
 
 
 def check_names(options: Mapping[str, str]) -> None:
-    """Refuse what neither the source nor the sink knows. Spark hands names over in lower case."""
+    """Refuses options that neither the source nor the sink has. Spark passes names in lower case."""
     known = {name.lower(): name for name in (*READING, *WRITING)}
     for name in options:
-        if name.lower() not in known and name.lower() not in SPARKS_OWN:
+        if name.lower() not in known and name.lower() not in SPARK_OPTIONS:
             close = [n for low, n in known.items() if low.startswith(name.lower()[:4])]
-            hint = f"; did you mean {', '.join(close)}?" if close else f"; there are {', '.join(known.values())}"
-            raise BadOption(name, "there is no such option" + hint)
+            hint = f"; did you mean {', '.join(close)}?" if close else f"; valid options: {', '.join(known.values())}"
+            raise BadOption(name, "no such option" + hint)
 
 
-class _Reader:
-    """Takes options by their written name, whatever case Spark made of it."""
+class _OptionReader:
+    """Reads options by name, regardless of case."""
 
     def __init__(self, options: Mapping[str, str], allowed: tuple[str, ...], other: str) -> None:
         self._values = {name.lower(): value for name, value in options.items()}
         names = {name.lower() for name in allowed}
         written = {name.lower(): name for name in (*READING, *WRITING)}
         for name in self._values:
-            if name not in names and name not in SPARKS_OWN:
-                raise BadOption(written.get(name, name), f"is for {other}")
+            if name not in names and name not in SPARK_OPTIONS:
+                raise BadOption(written.get(name, name), f"is only for {other}")
 
     def text(self, name: str) -> str | None:
         value = self._values.get(name.lower())
@@ -106,7 +106,7 @@ class _Reader:
             return None
         value = str(value).strip()
         if not value:
-            raise BadOption(name, "is empty")
+            raise BadOption(name, "must not be empty")
         return value
 
     def flag(self, name: str, default: bool) -> bool:
@@ -114,7 +114,7 @@ class _Reader:
         if value is None:
             return default
         if value.lower() not in {"true", "false"}:
-            raise BadOption(name, f"is true or false, not {value!r}")
+            raise BadOption(name, f"must be true or false, not {value!r}")
         return value.lower() == "true"
 
     def integer(self, name: str, least: int = 0) -> int | None:
@@ -122,7 +122,7 @@ class _Reader:
         if value is None:
             return None
         if re.fullmatch(r"\d{1,18}", value) is None or int(value) < least:
-            raise BadOption(name, f"is a whole number, {least} or more, not {value!r}")
+            raise BadOption(name, f"must be a whole number of at least {least}, not {value!r}")
         return int(value)
 
     def size(self, name: str, least: int = 1) -> int | None:
@@ -131,7 +131,7 @@ class _Reader:
             return None
         match = _SIZE.fullmatch(value)
         if match is None or int(match[1]) * _UNITS[(match[2] or "").lower()] < least:
-            raise BadOption(name, f"is a size of at least {least}, such as 64MB, not {value!r}")
+            raise BadOption(name, f"must be a size of at least {least}, such as 64MB, not {value!r}")
         return int(match[1]) * _UNITS[(match[2] or "").lower()]
 
     def duration_ms(self, name: str, default: int) -> int:
@@ -140,7 +140,7 @@ class _Reader:
             return default
         match = _DURATION.fullmatch(value.lower())
         if match is None:
-            raise BadOption(name, f"is a time with its unit, such as 12h or 30m, not {value!r}")
+            raise BadOption(name, f"must be a duration with a unit, such as 12h or 30m, not {value!r}")
         return int(match[1]) * _TIMES[match[2]]
 
     def choice(self, name: str, *choices: str) -> str:
@@ -148,11 +148,11 @@ class _Reader:
         if value is None:
             return choices[0]
         if value not in choices:
-            raise BadOption(name, f"is one of {', '.join(choices)}, not {value!r}")
+            raise BadOption(name, f"must be one of {', '.join(choices)}, not {value!r}")
         return value
 
     def timestamp_ms(self, name: str) -> int | None:
-        """Milliseconds since 1970, or a date in ISO 8601 (UTC unless it says otherwise)."""
+        """Milliseconds since 1970, or a date in ISO 8601 (UTC if it has no zone)."""
         value = self.text(name)
         if value is None:
             return None
@@ -163,17 +163,17 @@ class _Reader:
         try:
             moment = datetime.fromisoformat(value)
         except ValueError:
-            reason = f"is milliseconds since 1970 or a date like 2026-01-31T12:00, not {value!r}"
+            reason = f"must be milliseconds since 1970 or a date such as 2026-01-31T12:00, not {value!r}"
             raise BadOption(name, reason) from None
         return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
-    given = _Reader(options, READING, "writing")
+    given = _OptionReader(options, READING, "writing")
     topics, pattern = _topics(given)
     path, bootstrap = given.text("path"), given.text("bootstrap")
     if path is None and bootstrap is None:
-        raise BadOption("path", "or 'bootstrap' says where the data is: a data folder or the HTTP address of a broker")
+        raise BadOption("path", "or 'bootstrap' is needed: a data folder, or the HTTP address of a broker")
     columns = given.text("columns")
     parsed = ReadOptions(
         path=path,
@@ -205,24 +205,24 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
 
 def _check_combinations(parsed: ReadOptions) -> None:
     if parsed.starting is not None and parsed.starting_ms is not None:
-        raise BadOption("startingTimestamp", "and 'startingOffsets' say the same thing twice")
+        raise BadOption("startingTimestamp", "cannot be combined with 'startingOffsets'")
     if parsed.ending is not None and parsed.ending_ms is not None:
-        raise BadOption("endingTimestamp", "and 'endingOffsets' say the same thing twice")
+        raise BadOption("endingTimestamp", "cannot be combined with 'endingOffsets'")
     if parsed.ending == "earliest":
-        raise BadOption("endingOffsets", "earliest would read nothing")
+        raise BadOption("endingOffsets", "must not be earliest, which would read nothing")
     if parsed.offsets_per_trigger is not None and parsed.bytes_per_trigger is not None:
-        raise BadOption("maxBytesPerTrigger", "and 'maxOffsetsPerTrigger' cannot both hold: choose one")
+        raise BadOption("maxBytesPerTrigger", "cannot be combined with 'maxOffsetsPerTrigger'")
     if parsed.cursor is not None and parsed.bootstrap is None:
-        raise BadOption("cursor", "is kept by the broker: 'bootstrap' says where it is")
+        raise BadOption("cursor", "needs 'bootstrap', because the broker stores cursors")
     if parsed.pin and parsed.cursor is None:
-        raise BadOption("pin", "needs a 'cursor' to hang on")
+        raise BadOption("pin", "needs a 'cursor'")
 
 
-def _topics(given: _Reader) -> tuple[tuple[str, ...], str | None]:
+def _topics(given: _OptionReader) -> tuple[tuple[str, ...], str | None]:
     one, many, pattern = given.text("topic"), given.text("topics"), given.text("topicPattern")
     named = [name for name, value in (("topic", one), ("topics", many), ("topicPattern", pattern)) if value]
     if len(named) != 1:
-        reason = f"is given together with {', '.join(named[1:])}" if named else "'topics' or 'topicPattern' is needed"
+        reason = f"cannot be combined with {', '.join(named[1:])}" if named else "'topics' or 'topicPattern' is needed"
         raise BadOption(named[0] if named else "topic", reason)
     if pattern is not None:
         try:
@@ -232,7 +232,7 @@ def _topics(given: _Reader) -> tuple[tuple[str, ...], str | None]:
         return (), pattern
     names = [one] if one is not None else [name.strip() for name in (many or "").split(",")]
     if not all(names):
-        raise BadOption("topics", "has an empty name in it")
+        raise BadOption("topics", "contains an empty name")
     return tuple(dict.fromkeys(name for name in names if name)), None
 
 
@@ -249,7 +249,7 @@ def _offsets(name: str, value: str | None) -> Offsets | None:
         }
     except (msgspec.DecodeError, AttributeError, TypeError, ValueError):
         raise BadOption(
-            name, f'is earliest, latest or JSON such as {{"orders": {{"0": 100, "1": -2}}}}, not {value[:200]!r}'
+            name, f'must be earliest, latest or JSON such as {{"orders": {{"0": 100, "1": -2}}}}, not {value[:200]!r}'
         ) from None
 
 
@@ -260,13 +260,13 @@ def _offset(value: object) -> int:
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
-    given = _Reader(options, WRITING, "reading")
+    given = _OptionReader(options, WRITING, "reading")
     bootstrap = given.text("bootstrap")
     if bootstrap is None:
-        raise BadOption("bootstrap", "is needed: only the broker writes to its log, so say where it is")
+        raise BadOption("bootstrap", "is needed: only the broker can write to its logs")
     write_id, write_batch = given.text("writeId"), given.integer("writeBatch")
     if write_batch is not None and write_id is None:
-        raise BadOption("writeBatch", "counts the batches of a 'writeId'")
+        raise BadOption("writeBatch", "needs a 'writeId', whose batches it counts")
     compression = given.choice("compression", "none", *(name for name in CODECS if name != "none"))
     return WriteOptions(
         bootstrap=bootstrap,

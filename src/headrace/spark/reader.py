@@ -1,7 +1,7 @@
-"""The reading half: a batch of everything, or micro-batches for ever.
+"""The readers of the Spark source: BatchReader for `read`, StreamReader for `readStream`.
 
-Planning methods run in a Python process beside the driver, `read` in the executors' workers; the objects are
-pickled in between and hold no file, socket or lock.
+Planning methods run in a Python process next to the driver, `read` in worker processes of the executors. The objects
+are pickled in between and hold no file, socket or lock.
 """
 
 import logging
@@ -20,13 +20,13 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from headrace.errors import HeadraceError, NotFound, OffsetOutOfRange
-from headrace.spark.access import Access, Hold, Piece, State
+from headrace.spark.access import Access, Lease, ReadTask, State
 from headrace.spark.broker import BrokerLink
 from headrace.spark.offsets import Partition, Position, Positions, from_json, to_json
 from headrace.spark.options import BadOption, ReadOptions
-from headrace.spark.plan import HOLD_MS, Planner, by_topic, planned
-from headrace.spark.rows import Rows
-from headrace.spark.workers import prepare_worker
+from headrace.spark.plan import LEASE_MS, Planner, by_topic, plan_with_lease
+from headrace.spark.rows import RowDecoder
+from headrace.spark.worker_process import prepare_worker
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("headrace.spark")
 
-KEEP_RETRY_S = 1.0  # a stream with nothing to do has no reason to wait for a broker that is not there
-KEEP_AGAIN_S = 60.0
+CURSOR_RETRY_S = 1.0  # an idle stream need not wait for an absent broker
+CURSOR_PAUSE_S = 60.0  # after a failed refresh
 
 
-class SlicePartition(InputPartition):
-    """A piece of the plan on its way to an executor."""
+class ReadPartition(InputPartition):
+    """A ReadTask on its way to an executor."""
 
-    def __init__(self, piece: Piece) -> None:
-        super().__init__(piece)
-        self.piece = piece
+    def __init__(self, task: ReadTask) -> None:
+        super().__init__(task)
+        self.task = task
 
 
 class _Reading:
-    """What both readers share: a plan on the driver, rows on executors."""
+    """Shared by both readers: planning on the driver, decoding on executors."""
 
     def __init__(self, options: ReadOptions, access: Access, columns: Sequence[str], schema: "StructType") -> None:
         self._options = options
@@ -55,12 +55,12 @@ class _Reading:
         self._planner = Planner(options, access)
         self._schema = schema
         self._broker: BrokerLink | None = None
-        self._rows = Rows(
+        self._rows = RowDecoder(
             access, columns, verify_crc=options.verify_crc, committed=options.isolation == "read_committed"
         )
 
     def _link(self) -> BrokerLink | None:
-        """To the broker, if it was said where it is: cursors are with it."""
+        """The connection to the broker, which stores cursors; None without the option bootstrap."""
         if self._options.bootstrap is not None and self._broker is None:
             self._broker = BrokerLink(self._options.bootstrap)
         return self._broker
@@ -69,37 +69,36 @@ class _Reading:
         if self._broker is not None:
             self._broker.close()
 
-    def _planned(self, plan: Callable[[], list[Piece]]) -> tuple[list[InputPartition], Hold | None]:
-        """Plan, and see to it that what was planned stays until the batch is done, or its time is over."""
-        for_ms = min(HOLD_MS, self._options.pin_max_age_ms)
-        pieces, hold = planned(self._access, plan, for_ms)
-        return [SlicePartition(piece) for piece in pieces], hold
+    def _plan(self, plan: Callable[[], list[ReadTask]]) -> tuple[list[InputPartition], Lease | None]:
+        for_ms = min(LEASE_MS, self._options.pin_max_age_ms)
+        tasks, lease = plan_with_lease(self._access, plan, for_ms)
+        return [ReadPartition(task) for task in tasks], lease
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-        if not isinstance(partition, SlicePartition):
-            return iter(())  # Spark's stand-in for a plan without a single piece
+        if not isinstance(partition, ReadPartition):
+            return iter(())  # Spark's placeholder for a plan without tasks
         from pyspark.sql.pandas.types import to_arrow_schema
 
         prepare_worker()
-        return self._rows.read(partition.piece, to_arrow_schema(self._schema, timezone="UTC"))
+        return self._rows.read(partition.task, to_arrow_schema(self._schema, timezone="UTC"))
 
 
 class BatchReader(_Reading, DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         options = self._options
         if options.cursor is not None:
-            raise BadOption("cursor", "is for streams: a batch has no progress to keep")
+            raise BadOption("cursor", "is only for streams: a batch has no progress to store")
 
-        def plan() -> list[Piece]:
-            """With ends of its own every time: where retention was faster than the last, the earliest is another."""
+        def plan() -> list[ReadTask]:
+            """Reads the bounds of the logs at every attempt, because retention may have moved their start."""
             states = self._planner.states()
-            start, end = self._planner.first(states, "earliest"), self._planner.last(states)
-            return self._planner.pieces(start, end, states)
+            start, end = self._planner.start_positions(states, "earliest"), self._planner.end_positions(states)
+            return self._planner.tasks(start, end, states)
 
-        # Nobody says when a batch is done: what holds its files goes when its time is over.
-        planned, _ = self._planned(plan)
+        # Spark does not report the end of a batch: the lease expires by itself.
+        partitions, _ = self._plan(plan)
         self._access.close()
-        return planned
+        return partitions
 
 
 class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -107,18 +106,18 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         super().__init__(options, access, columns, schema)
         if options.ending is not None or options.ending_ms is not None:
             name = "endingOffsets" if options.ending is not None else "endingTimestamp"
-            raise BadOption(name, "is for batches: a stream has no end (trigger availableNow stops at what is there)")
+            raise BadOption(name, "is only for batches: use trigger availableNow to stop a stream at the current end")
         self._target: dict[Partition, State] | None = None
-        self._holding: list[tuple[dict[str, Any], Hold]] = []  # the end of a batch, what holds its files
-        self._told: Positions = {}  # where the cursor was moved to,
-        self._tell_at = 0.0  # and when it is told so again
-        self._try_at = 0.0  # after it could not be told
+        self._leases: list[tuple[dict[str, Any], Lease]] = []  # (end of a batch, lease on its files), oldest first
+        self._cursor_at: Positions = {}  # the positions last stored in the cursor
+        self._refresh_at = 0.0  # when to store the same positions again
+        self._retry_at = 0.0  # no attempt before this time, after a failed one
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Called once in the life of a checkpoint."""
+        """Called by Spark once in the life of a checkpoint."""
         states = self._planner.states()
-        first = self._planner.first(states, "latest")
-        self._move_cursor(first)  # a pin holds from before the first batch on
+        first = self._planner.start_positions(states, "latest")
+        self._move_cursor(first)  # so that the pin protects the first batch, too
         return to_json(first)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -132,17 +131,17 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         self._target = self._planner.states_left()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Called about every ten milliseconds: reads the slots, 64 bytes a log, and nothing else."""
+        """Called by Spark about every ten milliseconds. Reads only the slots, 64 bytes per log."""
         if self._options.stop_file is not None and Path(self._options.stop_file).exists():
-            return start  # nothing new, so no further batch is begun
+            return start  # reports no new records, so that no further batch starts
         began = from_json(start)
         states = self._planner.states_left() if self._target is None else self._target
         latest = self._planner.latest(began, states)
         if self._target is not None:
-            latest = {place: _further(began.get(place), position) for place, position in latest.items()}
-        moved = {place: p for place, p in latest.items() if began.get(place) != p}
+            latest = {partition: _not_before(began.get(partition), position) for partition, position in latest.items()}
+        moved = {partition: p for partition, p in latest.items() if began.get(partition) != p}
         if not moved:
-            self._keep_cursor(began)
+            self._refresh_cursor(began)
             return start
         if isinstance(limit, ReadMaxRows):
             latest = self._planner.limited(began, latest, states, rows=limit.max_rows)
@@ -152,36 +151,39 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         states = self._planner.states_left()
-        return to_json({place: Position(s.end, s.log_id, s.epoch) for place, s in states.items()})
+        return to_json({partition: Position(s.end, s.log_id, s.epoch) for partition, s in states.items()})
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         began, until, states = from_json(start), from_json(end), self._planner.states_left()
-        planned, hold = self._planned(lambda: self._planner.pieces(began, until, states))
-        if hold is not None:
-            self._holding.append((end, hold))
-        return planned
+        partitions, lease = self._plan(lambda: self._planner.tasks(began, until, states))
+        if lease is not None:
+            self._leases.append((end, lease))
+        return partitions
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Batches up to here are done for good; Spark says so when it plans the next one."""
-        done = next((at for at, (until, _) in enumerate(self._holding) if until == end), -1) + 1
-        for _, hold in self._holding[:done]:
-            hold.release()
-        self._holding = self._holding[done:]
+        """Called by Spark when it plans the next batch: all batches up to `end` are finished."""
+        done = next((at for at, (until, _) in enumerate(self._leases) if until == end), -1) + 1
+        for _, lease in self._leases[:done]:
+            lease.release()
+        self._leases = self._leases[done:]
         self._move_cursor(from_json(end))
 
-    def _keep_cursor(self, done: Positions) -> None:
-        """When there is nothing new: what Spark would say only with the next batch, and now and then the same again,
-        for the broker drops a cursor that stands still for too long."""
+    def _refresh_cursor(self, done: Positions) -> None:
+        """Stores the cursor of an idle stream.
+
+        Spark would commit the last batch only when the next one starts. The same positions are stored again from time
+        to time, because the broker drops a cursor that is not updated for too long.
+        """
         now_s = time.monotonic()
-        is_told = done == self._told and now_s < self._tell_at
-        if self._options.cursor is None or is_told or now_s < self._try_at:
+        is_fresh = done == self._cursor_at and now_s < self._refresh_at
+        if self._options.cursor is None or is_fresh or now_s < self._retry_at:
             return
-        link = BrokerLink(self._options.bootstrap or "", retry_s=KEEP_RETRY_S)
+        link = BrokerLink(self._options.bootstrap or "", retry_s=CURSOR_RETRY_S)
         try:
             self._move_cursor(done, link)
         except HeadraceError as error:
-            logger.warning("cursor %s could not be kept: %s", self._options.cursor, error)
-            self._try_at = now_s + KEEP_AGAIN_S
+            logger.warning("cursor %s could not be stored: %s", self._options.cursor, error)
+            self._retry_at = now_s + CURSOR_PAUSE_S
         finally:
             link.close()
 
@@ -194,24 +196,24 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         for topic, offsets in by_topic(positions):
             try:
                 link.put_cursor(options.cursor, topic, offsets, pin=options.pin, max_age_ms=options.pin_max_age_ms)
-            except (NotFound, OffsetOutOfRange):  # deleted since then, and perhaps made anew
+            except (NotFound, OffsetOutOfRange):  # the topic was deleted, and may have been created again
                 if options.fail_on_data_loss:
                     raise
-        self._told, self._tell_at = positions, time.monotonic() + options.pin_max_age_ms / 4000
+        self._cursor_at, self._refresh_at = positions, time.monotonic() + options.pin_max_age_ms / 4000
 
     def stop(self) -> None:
-        for _, hold in self._holding:
-            hold.release()
-        self._holding = []
+        for _, lease in self._leases:
+            lease.release()
+        self._leases = []
         self._access.close()
         self._close_link()
 
 
-def _further(began: Position | None, position: Position) -> Position:
-    """A restarted query may be past the target that was taken: it stays where it is."""
+def _not_before(began: Position | None, position: Position) -> Position:
+    """The later of both: a restarted query may already be past the target of trigger availableNow."""
     if began is not None and began.log_id == position.log_id and began.offset > position.offset:
         return began
     return position
 
 
-__all__ = ["BatchReader", "Positions", "SlicePartition", "StreamReader"]
+__all__ = ["BatchReader", "Positions", "ReadPartition", "StreamReader"]

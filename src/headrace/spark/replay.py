@@ -1,14 +1,14 @@
-"""A topic's records once more, to another topic: what a Spark task does, done here in a loop."""
+"""Copies the records of a topic to another topic, in this process or on Spark (`headrace log replay`)."""
 
 from typing import TYPE_CHECKING
 
 from headrace.spark import options as parsing
-from headrace.spark.access import Hold, Piece
+from headrace.spark.access import Lease, ReadTask
 from headrace.spark.broker import BrokerLink
 from headrace.spark.folder_access import FolderAccess
-from headrace.spark.plan import HOLD_MS, Planner, planned
-from headrace.spark.rows import Rows
-from headrace.spark.writer import Staged, Task, throw_away
+from headrace.spark.plan import LEASE_MS, Planner, plan_with_lease
+from headrace.spark.rows import RowDecoder
+from headrace.spark.writer import TaskUploads, WriteTask, discard_uploads
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,8 +17,10 @@ COLUMNS = ("key", "value", "timestamp", "headers")
 
 
 def replay(url: str, folder: str, topic: str, target: str, *, start: str, write_id: str) -> int:
-    """How many records are stored under that id; one commit, so all of them or none. Like a task of Spark it reads what
-    it was planned on, whatever compaction and retention do meanwhile."""
+    """Copies in this process, in one atomic commit, and returns the number of records stored under that id.
+
+    Like a Spark task it reads the leased files, even if compaction or retention replace them meanwhile.
+    """
     import pyarrow as pa
 
     pair = pa.struct([("key", pa.string()), ("value", pa.binary())])
@@ -27,29 +29,29 @@ def replay(url: str, folder: str, topic: str, target: str, *, start: str, write_
     chosen = parsing.read_options({"path": folder, "topic": topic, "startingOffsets": start})
     access = FolderAccess(folder, committed=True, fail_on_data_loss=True, bootstrap=url)
     planner = Planner(chosen, access)
-    rows = Rows(access, COLUMNS, verify_crc=True, committed=True)
+    rows = RowDecoder(access, COLUMNS, verify_crc=True, committed=True)
     link = BrokerLink(url)
-    staged = Staged()
-    task = Task(link, parsing.write_options({"bootstrap": url, "topic": target}), staged, 0)
+    staged = TaskUploads()
+    output = WriteTask(link, parsing.write_options({"bootstrap": url, "topic": target}), staged, 0)
 
-    def plan() -> list[Piece]:
+    def plan() -> list[ReadTask]:
         states = planner.states()
-        return planner.pieces(planner.first(states, "earliest"), planner.last(states), states)
+        return planner.tasks(planner.start_positions(states, "earliest"), planner.end_positions(states), states)
 
-    hold: Hold | None = None
+    lease: Lease | None = None
     try:
-        pieces, hold = planned(access, plan, HOLD_MS)
-        for piece in pieces:
-            for batch in rows.read(piece, schema):
-                task.add(batch)
-        task.upload(everything=True)
+        tasks, lease = plan_with_lease(access, plan, LEASE_MS)
+        for task in tasks:
+            for batch in rows.read(task, schema):
+                output.add(batch)
+        output.upload(everything=True)
         return int(link.commit(f"write:{write_id}", 0, staged.parts)["records"])
     except BaseException:
-        throw_away(url, staged.names)
+        discard_uploads(url, staged.names)
         raise
     finally:
-        if hold is not None:
-            hold.release()
+        if lease is not None:
+            lease.release()
         access.close()
         link.close()
 
@@ -57,7 +59,7 @@ def replay(url: str, folder: str, topic: str, target: str, *, start: str, write_
 def replay_on_spark(
     session: "SparkSession", url: str, folder: str, topic: str, target: str, *, start: str, write_id: str
 ) -> int:
-    """The same by the source and the sink: tasks upload what they read, one commit stores it."""
+    """Like `replay`, with the Spark source and sink: tasks upload what they read, one commit stores it."""
     reading = {"path": folder, "bootstrap": url, "topic": topic, "startingOffsets": start, "columns": ",".join(COLUMNS)}
     rows = session.read.format("headrace").options(**reading).load()
     rows.write.format("headrace").mode("append").options(bootstrap=url, topic=target, writeId=write_id).save()

@@ -1,4 +1,7 @@
-"""From batches to Arrow: the compiled decoder fills the columns, this puts names and types on them."""
+"""RowDecoder: decodes stored batches into Arrow record batches.
+
+The compiled decoder in headrace.record fills buffers; this module wraps them in Arrow arrays with names and types.
+"""
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -10,18 +13,18 @@ from headrace.log.read.external import SegmentGone, aborted_ranges
 from headrace.record import codec
 from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
 from headrace.record.types import BinaryColumn, Columns, HeadersColumn
-from headrace.spark.access import Access, DataLoss, Feed, Piece
-from headrace.spark.schema import wanted
+from headrace.spark.access import Access, ChunkReader, DataLoss, ReadTask
+from headrace.spark.schema import fields_to_decode
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 ROWS_MAX = 65_536
-BYTES_MAX = 1 << 20  # larger ones leave the caches, and past 2 MB the JVM takes new memory for each
+BYTES_MAX = 1 << 20  # larger ones do not fit the CPU caches, and above 2 MB the JVM allocates new memory for each
 
 
-class Rows:
-    """Turns the pieces of a plan into record batches. Made on the driver, used on executors."""
+class RowDecoder:
+    """Turns a ReadTask into Arrow record batches. Created on the driver, pickled, used on executors."""
 
     def __init__(self, access: Access, columns: Sequence[str], *, verify_crc: bool, committed: bool) -> None:
         self._access = access
@@ -29,49 +32,49 @@ class Rows:
         self._verify_crc = verify_crc
         self._committed = committed
 
-    def read(self, piece: Piece, schema: "pa.Schema") -> "Iterator[pa.RecordBatch]":
-        for start, end, feed in self._access.feeds(piece):
+    def read(self, task: ReadTask, schema: "pa.Schema") -> "Iterator[pa.RecordBatch]":
+        for start, end, reader in self._access.open_readers(task):
             try:
-                for columns in self._decode(feed, start, end):
-                    yield from _record_batches(columns, piece, self._columns, schema)
+                for columns in self._decode(reader, start, end):
+                    yield from _record_batches(columns, task, self._columns, schema)
             finally:
-                feed.close()
+                reader.close()
 
-    def _decode(self, feed: Feed, start: int, end: int) -> Iterator[Columns]:
+    def _decode(self, reader: ChunkReader, start: int, end: int) -> Iterator[Columns]:
         offset = start
         aborted: list[tuple[int, int, int]] | None = None
-        want = wanted(self._columns)
+        want = fields_to_decode(self._columns)
         fresh = True
         while offset < end:
-            data = feed.read(offset)
+            data = reader.read(offset)
             if not data:
-                return  # the rest was compacted away
+                return  # compaction removed the rest
             try:
                 columns = self._columns_of(data, offset, end, want, aborted)
                 if columns.transactional and self._committed and aborted is None:
-                    aborted = self._aborted(feed, offset, end)
+                    aborted = self._aborted(reader, offset, end)
                     columns = self._columns_of(data, offset, end, want, aborted)
             except CorruptBatch as error:
-                if fresh and feed.recover():  # an index that is wrong, not the data
+                if fresh and reader.recover():  # the index may be wrong, not the data
                     fresh = False
                     continue
-                raise CorruptLog(getattr(feed, "path", "a batch"), error.position or 0, error.reason) from error
+                raise CorruptLog(getattr(reader, "path", "a batch"), error.position or 0, error.reason) from error
             if columns.position == 0:
-                if columns.next_offset > offset or _begins_at(data) >= end:
+                if columns.next_offset > offset or _base_offset(data) >= end:
                     return
-                feed.need_more(data)
+                reader.need_more(data)
                 continue
             fresh = False
-            feed.used(columns.position)
+            reader.consume(columns.position)
             offset = columns.next_offset
             if columns.count:
                 yield columns
 
     @staticmethod
-    def _aborted(feed: Feed, offset: int, end: int) -> list[tuple[int, int, int]]:
+    def _aborted(reader: ChunkReader, offset: int, end: int) -> list[tuple[int, int, int]]:
         try:
-            return aborted_ranges(feed.headers(offset), end)
-        except SegmentGone as gone:  # while it was being read; its records might be of an aborted transaction
+            return aborted_ranges(reader.headers(offset), end)
+        except SegmentGone as gone:  # without its headers, records of aborted transactions cannot be recognized
             raise DataLoss(str(gone)) from gone
 
     def _columns_of(
@@ -90,14 +93,14 @@ class Rows:
         )
 
 
-def _begins_at(data: memoryview) -> int:
+def _base_offset(data: memoryview) -> int:
     return int.from_bytes(data[:8], "big") if len(data) >= 8 else 0
 
 
 def _record_batches(
-    columns: Columns, piece: Piece, names: Sequence[str], schema: "pa.Schema"
+    columns: Columns, task: ReadTask, names: Sequence[str], schema: "pa.Schema"
 ) -> "Iterator[pa.RecordBatch]":
-    """A stored batch is never cut by the decoder, so a large one is cut here, without copying."""
+    """Splits decoded columns into record batches without copying. The decoder itself never splits a stored batch."""
     import pyarrow as pa
 
     kinds = dict(zip(names, schema.types, strict=True))
@@ -105,7 +108,7 @@ def _record_batches(
     for at in range(0, columns.count, ROWS_MAX):
         count = min(columns.count - at, ROWS_MAX)
         arrays = [
-            _repeated(_REPEATED[name](piece), count, kind) if name in _REPEATED else decoded[name].slice(at, count)
+            _repeated(_REPEATED[name](task), count, kind) if name in _REPEATED else decoded[name].slice(at, count)
             for name, kind in kinds.items()
         ]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -129,14 +132,14 @@ def _array(name: str, columns: Columns, kind: "pa.DataType") -> "pa.Array":
 
 
 def _repeated(value: str | int, count: int, kind: "pa.DataType") -> "pa.Array":
-    """The same value in every row, made once for as many rows as there may be.
+    """An array with the same value in every row, sliced from a cached longer one.
 
-    Not by pa.scalar: that imports pandas where it is installed, which is half a second and 40,000 objects.
+    pa.scalar is avoided because it imports pandas, if installed, which takes half a second and 40,000 objects.
     """
     return _repeated_often(value, 1 << (count - 1).bit_length(), kind).slice(0, count)
 
 
-@lru_cache(maxsize=4)  # up to 16 MB each, if names are as long as they may be
+@lru_cache(maxsize=4)  # at most 16 MB each, with the longest topic names
 def _repeated_often(value: str | int, count: int, kind: "pa.DataType") -> "pa.Array":
     import pyarrow as pa
 
@@ -147,9 +150,9 @@ def _repeated_often(value: str | int, count: int, kind: "pa.DataType") -> "pa.Ar
     return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(ends), pa.py_buffer(text * count)])
 
 
-_REPEATED: dict[str, Callable[[Piece], str | int]] = {
-    "topic": lambda piece: piece.place.topic,
-    "partition": lambda piece: piece.place.number,
+_REPEATED: dict[str, Callable[[ReadTask], str | int]] = {
+    "topic": lambda task: task.partition.topic,
+    "partition": lambda task: task.partition.number,
 }
 _NUMBERS = {"offset": "offsets", "timestamp": "timestamps", "timestampType": "timestamp_types"}
 
@@ -171,7 +174,7 @@ def _headers(column: HeadersColumn, count: int, kind: Any) -> "pa.Array":
     names = _binary(column.names, total, pa.binary())
     try:
         texts = names.cast(pa.string())
-    except pa.ArrowInvalid:  # a client may send any bytes for a name
+    except pa.ArrowInvalid:  # clients may send any bytes as a header name
         texts = pa.array([raw.decode(errors="replace") for raw in names.to_pylist()], pa.string())
     values = _binary(column.values, total, pa.binary())
     pairs = pa.StructArray.from_arrays([texts, values], fields=[struct.field(0), struct.field(1)])
@@ -179,7 +182,7 @@ def _headers(column: HeadersColumn, count: int, kind: Any) -> "pa.Array":
 
 
 def _amqp(name: str, columns: Columns, kind: "pa.DataType") -> "pa.Array":
-    """What an AMQP message brought along; null for records that came by another listener."""
+    """A column with AMQP properties, exchange or routing key; null for records published over other protocols."""
     import pyarrow as pa
 
     assert columns.headers is not None
@@ -214,9 +217,10 @@ def _header_values(headers: HeadersColumn, count: int, name: str) -> list[bytes 
 
 
 def _properties(raw: bytes) -> list[tuple[str, str]] | None:
-    """Every property as text; tables and lists as JSON. None where they cannot be read: at every listener such a
-    message
-    goes as one without."""
+    """Every AMQP property as text, tables and lists as JSON.
+
+    None if the properties are corrupt: the listeners, too, treat such a message as one without properties.
+    """
     import msgspec
 
     from headrace.record.amqp.properties import decode_properties

@@ -1,4 +1,4 @@
-"""The columns of the source: what they are called, their Spark types, and what the decoder must unpack for them."""
+"""The columns of the source: names, Spark types, and the fields that the decoder must decode for them."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from headrace.spark.options import BadOption
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-# Name: (Spark type, what the decoder unpacks). The first seven are those of Spark's Kafka source.
+# Name: (Spark type, fields to decode). The first seven are the columns of Spark's Kafka source.
 COLUMNS: dict[str, tuple[str, int]] = {
     "key": ("binary", WANT_KEY),
     "value": ("binary", WANT_VALUE),
@@ -30,7 +30,7 @@ COLUMNS: dict[str, tuple[str, int]] = {
     "routing_key": ("string", WANT_KEY | WANT_HEADERS),
     "properties": ("map<string,string>", WANT_HEADERS),
 }
-# What every record has. Spark is told so: it then generates code that asks no row whether there is a value.
+# Declared NOT NULL, so that Spark generates code without null checks for these columns.
 NEVER_NULL = frozenset({"topic", "partition", "offset", "timestamp", "timestampType"})
 DEFAULT = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 
@@ -40,9 +40,9 @@ def columns_of(chosen: Sequence[str] | None, include_headers: bool) -> tuple[str
         return (*DEFAULT, "headers") if include_headers else DEFAULT
     for name in chosen:
         if name not in COLUMNS:
-            raise BadOption("columns", f"there is no column {name!r}; there are {', '.join(COLUMNS)}")
+            raise BadOption("columns", f"no such column: {name!r}; valid columns: {', '.join(COLUMNS)}")
     if len(set(chosen)) < len(chosen):
-        raise BadOption("columns", "names a column twice")
+        raise BadOption("columns", "contains a column twice")
     return tuple(chosen)
 
 
@@ -51,22 +51,23 @@ def ddl(columns: Sequence[str]) -> str:
 
 
 def check_schema(schema: "StructType") -> tuple[str, ...]:
-    """The columns of a schema that a user may have written: any of ours, in any order, of our types."""
+    """The column names of a schema given by the user. Any of COLUMNS in any order is valid, with its type."""
     for field in schema.fields:
         known = COLUMNS.get(field.name)
         if known is None:
-            raise BadOption("schema", f"there is no column {field.name!r}; there are {', '.join(COLUMNS)}")
+            raise BadOption("schema", f"no such column: {field.name!r}; valid columns: {', '.join(COLUMNS)}")
         given = field.dataType.simpleString()
         if given != known[0]:
             raise BadOption("schema", f"column {field.name!r} is {known[0]}, not {given}: cast it after reading")
         if not field.nullable and field.name not in NEVER_NULL:
-            raise BadOption("schema", f"column {field.name!r} may be null, so it cannot be NOT NULL")
+            raise BadOption("schema", f"column {field.name!r} must be nullable")
     return tuple(field.name for field in schema.fields)
 
 
-def wanted(columns: Sequence[str]) -> int:
+def fields_to_decode(columns: Sequence[str]) -> int:
+    """Flags for the decoder."""
     want = 0
     for name in columns:
         want |= COLUMNS[name][1]
-    # Rows are counted by something that every record has.
+    # The decoder counts rows by a field that every record has.
     return want or WANT_OFFSET

@@ -1,4 +1,4 @@
-"""The data source that Spark sees: made on the driver for every load and save, and pickled to wherever it works."""
+"""HeadraceSource: the data source that Spark instantiates on the driver for every load and save."""
 
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
@@ -30,14 +30,14 @@ class HeadraceSource(DataSource):
         return "headrace"
 
     def schema(self) -> str:
-        """Called when somebody loads without a schema of their own: what is wrong is said here, at once."""
+        """Called by Spark for a load without a schema. Reports wrong options at once, before the query starts."""
         chosen = parsing.read_options(self.options)
         columns = columns_of(chosen.columns, chosen.include_headers)
         from headrace.spark.plan import Planner
 
         access = open_access(chosen)
         Planner(chosen, access).topics()
-        access.warn_unless_held()
+        access.warn_if_unprotected()
         return ddl(columns)
 
     def reader(self, schema: "StructType") -> "DataSourceReader":
@@ -57,7 +57,7 @@ class HeadraceSource(DataSource):
 
         chosen = parsing.write_options(self.options)
         if overwrite:
-            raise parsing.BadOption("mode", "is append: a log is only written at its end")
+            raise parsing.BadOption("mode", "must be append: records can only be added to a topic")
         check_columns(schema, chosen.topic)
         return BatchWriter(chosen, schema.fieldNames())
 
@@ -70,7 +70,7 @@ class HeadraceSource(DataSource):
 
 
 def open_access(chosen: parsing.ReadOptions) -> "Access":
-    """The files where there is a path, the broker otherwise."""
+    """FolderAccess with the option path, BrokerAccess otherwise."""
     committed = chosen.isolation == "read_committed"
     if chosen.path is not None:
         from headrace.spark.folder_access import FolderAccess

@@ -1,8 +1,8 @@
-"""The writing half: tasks encode rows and upload them, then the driver commits them all in one call.
+"""The writers of the Spark sink: tasks encode rows and upload them, then the driver commits all uploads in one request.
 
-What a task uploads nobody sees until the commit. The commit is keyed by query and batch, so doing it again, as
-Spark does after a failure, stores nothing twice. Abort throws uploads away, never records: Spark calls it
-even after a commit that took effect and whose answer was lost.
+Uploads are invisible until the commit. The commit is keyed by query and batch, so repeating it, as Spark does after a
+failure, stores nothing twice. Abort discards uploads, never records: Spark calls it even after a successful commit
+whose response was lost.
 """
 
 import time
@@ -18,19 +18,19 @@ from headrace.record.arrow.write import BinaryRows, PartitionedWriter
 from headrace.record.codec import encode_headers
 from headrace.spark.broker import BrokerLink
 from headrace.spark.options import BadOption, WriteOptions
-from headrace.spark.workers import prepare_worker
+from headrace.spark.worker_process import prepare_worker
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-STAGE_BYTES = 16 << 20  # one upload, or one batch if that is larger; the broker takes 64 MB
-THROW_AWAY_RETRY_S = 1.0
+STAGE_BYTES = 16 << 20  # per upload, or one batch if that is larger; the broker accepts 64 MB
+DISCARD_RETRY_S = 1.0
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
 
-# Columns that are written, with the types they may have. What only the source gives is allowed and ignored, so
-# that rows can go from a topic to another as they are.
+# Columns of the sink with their accepted types. Columns that only the source has are accepted and ignored, so that rows
+# can be copied from topic to topic unchanged.
 TYPES = {
     "key": ("binary", "string"),
     "value": ("binary", "string"),
@@ -49,17 +49,17 @@ def check_columns(schema: "StructType", topic: str | None) -> None:
         if allowed is None and column.name not in IGNORED:
             raise BadOption("schema", f"the sink has no column {column.name!r}; it has {', '.join(TYPES)}")
         if allowed is not None and given not in allowed:
-            raise BadOption("schema", f"column {column.name!r} is {' or '.join(allowed)}, not {given}: cast it")
+            raise BadOption("schema", f"column {column.name!r} must be {' or '.join(allowed)}, not {given}: cast it")
     names = schema.fieldNames()
     if "value" not in names:
-        raise BadOption("schema", "a column 'value' is needed")
+        raise BadOption("schema", "column 'value' is missing")
     if topic is None and "topic" not in names:
-        raise BadOption("topic", "or a column 'topic' says where rows go")
+        raise BadOption("topic", "is needed, or a column 'topic'")
 
 
 @dataclass
-class Staged(WriterCommitMessage):
-    """What one task uploaded: names, and which bytes are for which partition."""
+class TaskUploads(WriterCommitMessage):
+    """The uploads of one task: their names, and the parts with topic, partition and byte range."""
 
     query: str | None = None
     names: list[str] = field(default_factory=list)
@@ -77,8 +77,8 @@ class _Writing:
 
         prepare_worker()
         context = TaskContext.get()
-        staged = Staged(query=context.getLocalProperty(QUERY_ID) if context else None)
-        task = Task(self._link, self._options, staged, context.partitionId() if context else 0)
+        staged = TaskUploads(query=context.getLocalProperty(QUERY_ID) if context else None)
+        task = WriteTask(self._link, self._options, staged, context.partitionId() if context else 0)
         try:
             for batch in iterator:
                 task.add(batch)
@@ -91,37 +91,39 @@ class _Writing:
         return staged
 
     def _commit(self, writer: str, batch: int, messages: Sequence[WriterCommitMessage | None]) -> None:
-        parts = [part for message in messages if isinstance(message, Staged) for part in message.parts]
+        parts = [part for message in messages if isinstance(message, TaskUploads) for part in message.parts]
         self._link.commit(writer, batch, parts)
         self._link.close()
 
     def _discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        throw_away(
+        discard_uploads(
             self._options.bootstrap,
-            [name for message in messages if isinstance(message, Staged) for name in message.names],
+            [name for message in messages if isinstance(message, TaskUploads) for name in message.names],
         )
 
 
-def throw_away(url: str, names: Iterable[str]) -> None:
-    """Uploads that nobody will commit. A broker that is gone is not waited for, least of all at every one of them."""
-    link = BrokerLink(url, retry_s=THROW_AWAY_RETRY_S)
+def discard_uploads(url: str, names: Iterable[str]) -> None:
+    """Discards uploads that will not be committed. Gives up at the first connection error: the broker removes them."""
+    link = BrokerLink(url, retry_s=DISCARD_RETRY_S)
     for name in names:
         try:
             link.discard(name)
         except (BrokerUnreachable, Unconfirmed):
-            break  # the broker sweeps what is left
+            break  # the broker removes stale uploads
         except HeadraceError:
             continue
     link.close()
 
 
 class BatchWriter(_Writing, DataSourceArrowWriter):
-    """df.write: once per `writeId` (and `writeBatch`, for foreachBatch, whose batches are written in order); without
-    one every run writes its rows, and a repeated run writes them again."""
+    """df.write: stores rows once per option writeId and writeBatch (for foreachBatch, whose batches are in order).
+
+    Without a writeId every run stores its rows again.
+    """
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         write_id = self._options.write_id
-        # Without an id nobody can come back as this writer: the broker remembers it for an hour, not for months.
+        # Without an id no later run can be the same writer, so the broker forgets `once:` after an hour, not months.
         writer = f"once:{uuid.uuid4().hex}" if write_id is None else f"write:{write_id}"
         self._commit(writer, self._options.write_batch, messages)
 
@@ -130,24 +132,24 @@ class BatchWriter(_Writing, DataSourceArrowWriter):
 
 
 class StreamWriter(_Writing, DataSourceStreamArrowWriter):
-    """df.writeStream: once per batch of the query, whose id lives in the checkpoint."""
+    """df.writeStream: stores rows once per query, whose id is in the checkpoint, and batch."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        queries = {message.query for message in messages if isinstance(message, Staged)}
+        queries = {message.query for message in messages if isinstance(message, TaskUploads)}
         if not queries:
-            return  # a batch without a single task has nothing to store
-        if len(queries) != 1 or None in queries:  # one name for several would make the batches of one another's repeats
-            raise HeadraceError(f"batch {batchId} cannot be stored once: Spark does not say which query it is of")
+            return  # a batch without tasks has nothing to store
+        if len(queries) != 1 or None in queries:  # under a shared name, batches of one would be repeats of another's
+            raise HeadraceError(f"batch {batchId} cannot be stored exactly once: Spark did not provide its query id")
         self._commit(f"spark:{queries.pop()}", batchId, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._discard(messages)
 
 
-class Task:
-    """One task's rows on their way: a writer per topic, uploads of a bounded size."""
+class WriteTask:
+    """Encodes and uploads the rows of one task: a writer per topic, uploads of bounded size."""
 
-    def __init__(self, link: BrokerLink, options: WriteOptions, staged: Staged, turn: int) -> None:
+    def __init__(self, link: BrokerLink, options: WriteOptions, staged: TaskUploads, turn: int) -> None:
         self._link = link
         self._options = options
         self._staged = staged
@@ -165,7 +167,7 @@ class Task:
 
             topics = batch.column("topic")
             if topics.null_count:
-                raise BadOption("topic", "a row has no topic: its column 'topic' is null")
+                raise BadOption("topic", "column 'topic' is null in a row")
             for topic in pc.unique(topics).to_pylist():
                 self._add(topic, batch.filter(pc.equal(topics, topic)))
         if sum(writer.bytes_done for writer in self._writers.values()) >= STAGE_BYTES:
@@ -192,7 +194,7 @@ class Task:
         )
 
     def upload(self, *, everything: bool) -> None:
-        """In bodies of up to STAGE_BYTES: Spark may have handed over more at once than the broker takes in one."""
+        """Uploads finished batches, or all rows, in bodies of up to STAGE_BYTES, below the broker's limit."""
         upload = Upload()
         for topic, writer in self._writers.items():
             for partition, batches in writer.take(all=everything):
@@ -205,13 +207,15 @@ class Task:
             self._send(upload)
 
     def _send(self, upload: "Upload") -> None:
-        self._staged.names.append(upload.name)  # before: an upload whose answer got lost is discarded, too
+        self._staged.names.append(
+            upload.name
+        )  # before the request, so that an upload whose response is lost is discarded, too
         self._link.stage(upload.name, b"".join(upload.body))
         self._staged.parts += upload.parts
 
 
 class Upload:
-    """Whole batches under one name, neighbours for the same partition as one part."""
+    """The body of one upload: whole batches; adjacent batches of the same partition form one part."""
 
     def __init__(self) -> None:
         self.name = uuid.uuid4().hex
@@ -250,10 +254,10 @@ def _rows(column: "pa.Array") -> BinaryRows:
 
 
 def _numbers(column: "pa.Array", kind: str) -> Any:
-    """A buffer of the numbers alone; nulls become -1."""
+    """A buffer with the numbers; nulls become -1."""
     import pyarrow as pa
 
-    plain = pa.concat_arrays([column.cast(kind).fill_null(-1)])  # of its own, so that it begins at zero
+    plain = pa.concat_arrays([column.cast(kind).fill_null(-1)])  # a copy whose buffer starts at zero
     if plain.offset:
         plain = pa.array(plain.to_pylist(), kind)
     width = plain.type.bit_width // 8
@@ -272,5 +276,5 @@ def _headers(column: "pa.Array") -> list[tuple[bytes, int] | None]:
 
 def _header(pair: dict[str, Any] | None) -> tuple[str, bytes | None]:
     if pair is None or pair["key"] is None:
-        raise InvalidInput("a header has no name: in column 'headers' it is null, or its key is")
+        raise InvalidInput("column 'headers' contains a header that is null or whose key is null")
     return pair["key"], pair["value"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.data_folder.folder import Folder, data_dir_option
-from headrace.cli.data_folder.maintenance import Where, compact, is_for_spark, on_option, recompress, replay, tier
+from headrace.cli.data_folder.maintenance import Engine, compact, is_for_spark, on_option, recompress, replay, tier
 from headrace.cli.data_folder.repair import repair
 from headrace.cli.lazy import AliasGroup
 from headrace.cli.options import json_option
@@ -148,7 +148,9 @@ def _message_lines(inspector: "Inspector", facts: "LogFacts", offset: int, as_js
 @on_option
 @json_option
 @data_dir_option
-def verify(log_names: tuple[str, ...], on: Where, as_json: bool, data_dir: str | None, config_file: Path | None) -> int:
+def verify(
+    log_names: tuple[str, ...], on: Engine, as_json: bool, data_dir: str | None, config_file: Path | None
+) -> int:
     """Verify every batch, offset, seal and index of LOG, or of all logs.
 
     Exits with 0 if everything is sound and with 6 if something is damaged. Prints one line per problem.
@@ -189,7 +191,7 @@ def verify(log_names: tuple[str, ...], on: Where, as_json: bool, data_dir: str |
 @json_option
 @data_dir_option
 def reindex(
-    log_names: tuple[str, ...], on: Where, as_json: bool, data_dir: str | None, config_file: Path | None
+    log_names: tuple[str, ...], on: Engine, as_json: bool, data_dir: str | None, config_file: Path | None
 ) -> None:
     """Rebuild the indexes of the sealed segments of LOG, or of all logs. The broker must be stopped."""
     from headrace.cli.output import show_facts, show_json

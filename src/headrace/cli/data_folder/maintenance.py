@@ -11,7 +11,7 @@ from headrace.errors import InvalidInput
 if TYPE_CHECKING:
     from headrace.pipelines.maintenance import Done
 
-Where = Literal["auto", "local", "spark"]
+Engine = Literal["auto", "local", "spark"]
 SPARK_BYTES_MIN = 4 << 30
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
@@ -26,7 +26,7 @@ def on_option(command: Command) -> Command:
     )(command)
 
 
-def is_for_spark(on: Where, size: int) -> bool:
+def is_for_spark(on: Engine, size: int) -> bool:
     """Whether the job runs on Spark. Does not import PySpark, which a small job does not need."""
     if on != "auto":
         return on == "spark"
@@ -40,15 +40,15 @@ def is_for_spark(on: Where, size: int) -> bool:
 @on_option
 @json_option
 @url_option
-def compact(topic: str, on: Where, as_json: bool, url: str | None, config_file: Path | None) -> None:
+def compact(topic: str, on: Engine, as_json: bool, url: str | None, config_file: Path | None) -> None:
     """Compact TOPIC: keep only the last record of each key in its sealed segments.
 
     Offsets do not change. On Spark, the topic must have cleanup_policy=compact.
     """
-    from headrace.pipelines.maintenance import Upkeep
+    from headrace.pipelines.maintenance import TopicMaintenance
 
-    upkeep = Upkeep(broker_url(url, config_file), on=on)
-    _show(upkeep.compact(topic), as_json)
+    maintenance = TopicMaintenance(broker_url(url, config_file), on=on)
+    _show(maintenance.compact(topic), as_json)
 
 
 @click.command("recompress")
@@ -57,12 +57,12 @@ def compact(topic: str, on: Where, as_json: bool, url: str | None, config_file: 
 @on_option
 @json_option
 @url_option
-def recompress(topic: str, codec: str, on: Where, as_json: bool, url: str | None, config_file: Path | None) -> None:
+def recompress(topic: str, codec: str, on: Engine, as_json: bool, url: str | None, config_file: Path | None) -> None:
     """Recompress the sealed segments of TOPIC with another codec. Records and offsets do not change."""
-    from headrace.pipelines.maintenance import Upkeep
+    from headrace.pipelines.maintenance import TopicMaintenance
 
-    upkeep = Upkeep(broker_url(url, config_file), on=on)
-    _show(upkeep.recompress(topic, codec), as_json)
+    maintenance = TopicMaintenance(broker_url(url, config_file), on=on)
+    _show(maintenance.recompress(topic, codec), as_json)
 
 
 @click.command("tier")
@@ -80,7 +80,7 @@ def tier(
     topic: str,
     restore: bool,
     older_than: str | None,
-    on: Where,
+    on: Engine,
     as_json: bool,
     url: str | None,
     config_file: Path | None,
@@ -93,7 +93,7 @@ def tier(
     import time
 
     from headrace.config import parse_duration
-    from headrace.pipelines.maintenance import Upkeep
+    from headrace.pipelines.maintenance import TopicMaintenance
 
     if restore and older_than is not None:
         raise InvalidInput("--older-than cannot be combined with --restore")
@@ -101,8 +101,8 @@ def tier(
         before_ms = None if older_than is None else int(time.time() * 1000) - parse_duration(older_than)
     except ValueError as error:
         raise InvalidInput(f"--older-than: {error}") from None
-    upkeep = Upkeep(broker_url(url, config_file), on=on)
-    done = upkeep.restore(topic) if restore else upkeep.tier(topic, before_ms=before_ms)
+    maintenance = TopicMaintenance(broker_url(url, config_file), on=on)
+    done = maintenance.restore(topic) if restore else maintenance.tier(topic, before_ms=before_ms)
     _show(done, as_json)
 
 
@@ -125,16 +125,16 @@ def replay(
     target: str,
     start: str,
     write_id: str | None,
-    on: Where,
+    on: Engine,
     as_json: bool,
     url: str | None,
     config_file: Path | None,
 ) -> None:
     """Copy the records of TOPIC to TARGET atomically, with keys, headers and timestamps."""
     from headrace.cli.output import show_facts, show_json
-    from headrace.pipelines.maintenance import Upkeep
+    from headrace.pipelines.maintenance import TopicMaintenance
 
-    count = Upkeep(broker_url(url, config_file), on=on).replay(topic, target, start=start, write_id=write_id)
+    count = TopicMaintenance(broker_url(url, config_file), on=on).replay(topic, target, start=start, write_id=write_id)
     if as_json:
         show_json({"records": count})
     else:

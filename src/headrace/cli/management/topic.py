@@ -4,17 +4,14 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from headrace.cli.lazy import AliasGroup
 from headrace.cli.management.common import ask, yes_option
-from headrace.cli.options import broker_url, json_option, url_option
+from headrace.cli.options import broker_client, json_option, url_option
 from headrace.errors import AlreadyExists, InvalidInput
-
-if TYPE_CHECKING:
-    from headrace.client.admin import Client
 
 
 @click.group(cls=AliasGroup)
@@ -36,7 +33,7 @@ def ls(pattern: str | None, long: bool, as_json: bool, url: str | None, config_f
 
     from headrace.cli.output import show_json, show_rows
 
-    with _client(url, config_file) as client:
+    with broker_client(url, config_file) as client:
         topics = [t for t in client.topics() if pattern is None or fnmatchcase(t["name"], pattern)]
         if long:
             topics = [{**t, **_totals(client.topic(t["name"]))} for t in topics]
@@ -68,7 +65,7 @@ def add(
     \b
     headrace topic add orders -p 4 -c retention_ms=30d -c compression=zstd
     """
-    with _client(url, config_file) as client:
+    with broker_client(url, config_file) as client:
         try:
             described = client.create_topic(name, partitions=partitions, config=_pairs(settings))
         except AlreadyExists:
@@ -87,7 +84,7 @@ def info(name: str, as_json: bool, url: str | None, config_file: Path | None) ->
 
     Columns when piped: partition, start, end, messages, bytes, segments.
     """
-    with _client(url, config_file) as client:
+    with broker_client(url, config_file) as client:
         _show(client.topic(name), as_json)
 
 
@@ -108,7 +105,7 @@ def get(name: str, key: str, as_json: bool, url: str | None, config_file: Path |
     from headrace.client.shapes import message_json
     from headrace.errors import NotFound
 
-    with _client(url, config_file) as client:
+    with broker_client(url, config_file) as client:
         found = client.last(name, os.fsencode(key))
     if found is None:
         raise NotFound(f"topic {name!r} has no message with key {key!r}")
@@ -137,7 +134,7 @@ def set_(
     """
     if not settings and partitions is None:
         raise InvalidInput("no setting given; write SETTING=VALUE, such as retention_ms=7d")
-    with _client(url, config_file) as client:
+    with broker_client(url, config_file) as client:
         _show(client.configure_topic(name, _pairs(settings), partitions=partitions), as_json)
 
 
@@ -152,17 +149,11 @@ def rm(names: tuple[str, ...], yes: bool, as_json: bool, url: str | None, config
 
     ask(f"Remove topic {', '.join(names)} and all its messages?", yes)
 
-    with _client(url, config_file) as client:
+    with broker_client(url, config_file) as client:
         for name in names:
             client.delete_topic(name)
     if as_json:
         show_json({"removed": list(names)})
-
-
-def _client(url: str | None, config_file: Path | None) -> "Client":
-    from headrace.client.admin import Client
-
-    return Client(broker_url(url, config_file))
 
 
 def _pairs(texts: Iterable[str]) -> dict[str, object]:

@@ -165,7 +165,10 @@ def passwd(name: str, password: str, store: UserStore) -> dict[str, object]:
 @store_options
 @json_answer
 def tags(name: str, tags: tuple[str, ...], store: UserStore) -> dict[str, object]:
-    """Replace the tags of user NAME: administrator, monitoring, policymaker, management, impersonator."""
+    """Replace the tags of user NAME.
+
+    TAGS are administrator, monitoring, policymaker, management and impersonator. Without TAGS, all are removed.
+    """
     store.set_tags(name, tags)
     return {"changed": [name]}
 

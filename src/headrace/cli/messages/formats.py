@@ -15,7 +15,7 @@ ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\", "e": "\x1b"}
 TOKEN = re.compile(r"%(.)|\\x([0-9a-fA-F]{2})|\\(.)", re.S)
 
 
-class Where(msgspec.Struct, frozen=True):
+class ReadRange(msgspec.Struct, frozen=True):
     """The range to read: from an offset or a time, up to a time or without end."""
 
     start: Start = "earliest"
@@ -23,9 +23,9 @@ class Where(msgspec.Struct, frozen=True):
     until_ms: int | None = None
 
 
-def parse_where(text: str, now_ms: int) -> Where:
+def parse_range(text: str, now_ms: int) -> ReadRange:
     """beginning, end, N, -N (the last N), s@TIME (from), e@TIME (until); comma-separated."""
-    where = Where()
+    where = ReadRange()
     for part in text.split(","):
         word = part.strip().lower()
         if word in {"beginning", "earliest", "start", "oldest"}:

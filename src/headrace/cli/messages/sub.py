@@ -71,10 +71,10 @@ def sub(
     """
     import time
 
-    from headrace.cli.messages.formats import parse_where
+    from headrace.cli.messages.formats import parse_range
     from headrace.client.consumer import Consumer
 
-    where = parse_where(offset, time.time_ns() // 1_000_000)
+    where = parse_range(offset, time.time_ns() // 1_000_000)
     printed = _printer(topic, form, key_delimiter, delimiter, as_json)
     with Consumer(
         topic,

@@ -35,7 +35,10 @@ def tail(
     url: str | None,
     config_file: Path | None,
 ) -> None:
-    """Print the last messages of TOPIC and follow it, one message per line: time, partition:offset, key, value."""
+    """Print the last messages of TOPIC in a readable form, and follow it until Ctrl-C.
+
+    Prints one message per line: time, partition:offset, key and value.
+    """
     from headrace.cli.messages.sub import write
     from headrace.client.consumer import Consumer
     from headrace.client.shapes import message_json

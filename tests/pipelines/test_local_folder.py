@@ -1,4 +1,4 @@
-"""Which files a pipeline and upkeep take for those of the broker they talk to."""
+"""Which local folder pipelines and maintenance accept as the data folder of their broker."""
 
 from pathlib import Path
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from headrace.errors import NotFound
-from headrace.pipelines.maintenance import Upkeep
-from headrace.pipelines.run import Where
+from headrace.pipelines.maintenance import TopicMaintenance
+from headrace.pipelines.run import BrokerEndpoint
 from headrace.spark.broker import BrokerLink
 from tests.spark.world import RunningBroker
 
 
 @pytest.fixture
 def elsewhere(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> RunningBroker:
-    """A broker on another machine, whose folder has the path that the folder of a broker here has, too."""
+    """A broker on another machine whose data folder has the same path as one of a broker here."""
     get = BrokerLink.get
 
     def answer(self: BrokerLink, *path: str, **query: str | int | None) -> dict[str, Any]:
@@ -26,20 +26,20 @@ def elsewhere(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> Running
 
 
 def reading(url: str, *, local: bool) -> dict[str, str]:
-    where = Where(url, local=local)
+    where = BrokerEndpoint(url, local=local)
     where.link.close()
     return where.reading()
 
 
-def test_the_folder_of_the_broker_itself_is_in_sight(broker: RunningBroker) -> None:
+def test_the_data_folder_of_a_local_broker_is_found(broker: RunningBroker) -> None:
     assert reading(broker.url, local=True) == {"bootstrap": broker.url, "path": broker.path}
     assert reading(broker.url, local=False) == {"bootstrap": broker.url}
-    upkeep = Upkeep(broker.url)
+    upkeep = TopicMaintenance(broker.url)
     upkeep.link.close()
     assert Path(upkeep.folder) == broker.data
 
 
-def test_a_folder_of_the_same_path_that_another_broker_has_open_is_not_read(elsewhere: RunningBroker) -> None:
+def test_a_folder_opened_by_another_broker_is_not_used(elsewhere: RunningBroker) -> None:
     assert reading(elsewhere.url, local=True) == {"bootstrap": elsewhere.url}
-    with pytest.raises(NotFound, match="is not in sight"):
-        Upkeep(elsewhere.url)
+    with pytest.raises(NotFound, match="is not on this machine"):
+        TopicMaintenance(elsewhere.url)
