@@ -40,7 +40,7 @@ async def publish(broker: Broker, queue: Queue, *bodies: bytes) -> list[bool]:
 async def counted(queue: Queue) -> None:
     """What is not in the system's memory is counted once it was read."""
     async with asyncio.timeout(60):
-        while queue._bytes is not None and queue._bytes._is_busy:
+        while queue.limits.bytes is not None and queue.limits.bytes._is_busy:
             await asyncio.sleep(0.001)
 
 
@@ -75,14 +75,14 @@ async def test_a_policy_on_a_long_backlog_reads_it_in_turns(broker: Broker, monk
         await publish(broker, queue, *(b"%06d" % n + b"x" * 1000 for n in range(part * 50, part * 50 + 50)))
     monkeypatch.setattr(byte_bound, "TURN_BYTES", 64 * 1024)
     turns = 0
-    count = byte_bound.ReadyBytes._go_on
+    count = byte_bound.ReadyBytes._count_on
 
     def counted(self: byte_bound.ReadyBytes) -> None:
         nonlocal turns
         turns += 1
         count(self)
 
-    monkeypatch.setattr(byte_bound.ReadyBytes, "_go_on", counted)
+    monkeypatch.setattr(byte_bound.ReadyBytes, "_count_on", counted)
     bound = Policy(vhost="/", name="bound", pattern=".*", definition={"max-length-bytes": 3 * 1006})
     apply, read_at_once = queue.apply_policy, []
 

@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 from headrace.broker.queues.delivery_counts import DeliveryCounts
-from headrace.broker.queues.view import Delta, decode_settles, fold_settles
+from headrace.broker.queues.view_state import Delta, decode_settles, fold_settles
 from headrace.broker.types.range_set import RangeSet
 
 

@@ -20,8 +20,7 @@ from headrace.broker.metrics.history import History
 from headrace.broker.pressure.pressure import Pressure
 from headrace.broker.pressure.reclaimable import Cache, ReadAhead
 from headrace.broker.queues.dead_letter_browser import DeadLetterBrowser
-from headrace.broker.queues.flush import SETTLE_TABLE
-from headrace.broker.queues.view import fold_settles
+from headrace.broker.queues.view_state import SETTLE_TABLE, fold_settles
 from headrace.broker.schemas.registry import Schemas
 from headrace.broker.sinks.ledger import Ledger
 from headrace.broker.sinks.pipeline_reports import Pipelines
@@ -135,7 +134,18 @@ class Broker:
         broker.pipelines = Pipelines(broker.shard, broker.clock)
         broker._connections_max = broker.pressure.connections_max
         broker.spill = Spill(broker.shard.files, broker.disk, data_dir, broker.shard.loader, broker.shard.counters)
-        broker.vhosts = VirtualHosts(broker)
+        broker.vhosts = VirtualHosts(
+            broker.catalog,
+            broker.streams,
+            broker.shard,
+            broker.spill,
+            broker.coordination.producers,
+            broker.users,
+            broker.policies,
+            broker.stats.gone,
+            broker.clock,
+            bindings_max=config.amqp_bindings_max,
+        )
         with _plain_words(data_dir):
             broker.users.first_start([host.name for host in broker.vhosts])
         indexes = Cache("indexes", broker.shard.index_cache)
@@ -145,7 +155,9 @@ class Broker:
         for holder in (broker.spill, indexes, row_groups, recent, ReadAhead(broker.vhosts), members):
             broker.pressure.add_holder(holder)
         broker.policies.attach(lambda: broker.vhosts, broker.streams)
-        broker.dead_letters = DeadLetterBrowser(broker)
+        broker.dead_letters = DeadLetterBrowser(
+            broker.vhosts, broker.shard, broker.clock, decompressed_bytes_max=config.decompressed_bytes_max
+        )
         broker._tick_at = loop.time()
         broker._tick()
         await broker.vhosts.finish_deletions()

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.queues.backlog import DROPPED_AT_ONCE
+from headrace.broker.queues.deferred_calls import DeferredCalls
+from headrace.broker.queues.limits import DROPPED_AT_ONCE
 from headrace.broker.queues.queue import Queue
 from headrace.broker.types.message import Message
 from headrace.broker.vhosts.vhost import VirtualHost
@@ -58,12 +59,12 @@ async def test_what_a_stop_leaves_of_many_that_are_rejected_is_here_again(
     say(queue, *said)
     await host.flushes.wait_all_durable()
     assert bodies(queue) == said
-    monkeypatch.setattr(queue, "go_on", lambda _: None)
+    monkeypatch.setattr(DeferredCalls, "call_soon", lambda *_: None)
     for offset in range(len(said)):
         queue.reject(queue.view, offset)
     await broker.close()
-    queue.view.release_chunk()
-    queue._departures._move_rejected()
+    queue.view.reader.release_chunk()
+    queue.outbox._move_rejected()
     assert "stays" not in caplog.text
     again = await Broker.open(broker.config, clock=broker.clock)
     queues = again.vhosts.get("/").queues
@@ -101,7 +102,7 @@ async def test_a_dead_letter_that_must_not_be_lost_waits_for_its_place(
         dead.apply_policy(msgspec.structs.replace(dead.policy, length_max=None))
     else:
         await host.bind("x", dead, "q", {})
-    queue._departures._try_kept()
+    queue.outbox._retry_kept()
     await until(lambda: dead.ready == 2)
     assert bodies(dead) == [b"rejected", b"expired"]
     assert queue.unacked == 0
@@ -161,7 +162,7 @@ async def test_a_queue_that_is_empty_looks_for_no_expiration_any_more(broker: Br
     await until(lambda: dead.ready)
     queue.settle(taken[0], taken[1], taken[1] + 1)
     queue.drop_expired()
-    assert not queue._may_expire
+    assert not queue.limits.may_expire
 
 
 async def test_what_a_round_is_storing_counts_for_a_queue_that_refuses_when_it_is_full(host: VirtualHost) -> None:

@@ -51,8 +51,8 @@ async def test_whatever_the_clock_does_what_is_due_is_looked_for_within_a_minute
     say(mortal, b"old")
     await host.flushes.wait_all_durable()
     log = host.delays._logs["x"]
-    await until(lambda: log._timer is not None and mortal._timer is not None)
-    assert max(log._timer_at, mortal._timer_at) <= asyncio.get_running_loop().time() + 61
+    await until(lambda: log._timer is not None and mortal.limits.head_timer is not None)
+    assert max(log._timer_at, mortal.limits._head_timer_at) <= asyncio.get_running_loop().time() + 61
 
 
 async def test_a_delayed_message_that_found_no_room_when_it_was_due_comes_later(
@@ -100,12 +100,12 @@ async def test_a_delayed_message_that_cannot_be_read_does_not_hold_back_the_othe
 ) -> None:
     queue = await delayed(host, b"1", b"2", b"3")
     log = host.delays._logs["x"]
-    chunk = log.view.chunk
+    chunk = log.view.reader.chunk
 
     def damaged(run: Any) -> Any:
         return refuse() if run.start == 0 else chunk(run)
 
-    monkeypatch.setattr(log.view, "chunk", damaged)
+    monkeypatch.setattr(log.view.reader, "chunk", damaged)
     pass_time(broker)
     await until(lambda: queue.ready == 2)
     assert bodies(queue) == [b"2", b"3"]

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,8 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.queues.queue import Queue
-from headrace.broker.routing.publish_message import post
 from headrace.broker.types.message import Message
+from headrace.broker.vhosts.publish_message import publish_message
 from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.errors import Conflict, NotFound, StorageError
 from tests.broker.queue_world import bodies, declare, declare_exchange, delayed, opened, pass_time, refuse, say, until
@@ -122,7 +123,7 @@ async def test_a_deletion_that_is_cut_off_is_finished_by_the_next_start(
         taken = queue.get()
         assert taken is not None
         queue.settle(taken[0], taken[1], taken[1] + 1)
-        await host.flushes.settles_stored()
+        await host.flushes.wait_settles_stored()
         await cut_off(broker, monkeypatch, at, host.delete_queue("q"))
     async with opened(tmp_path) as broker:
         assert broker.streams.find("q") is None
@@ -218,14 +219,14 @@ async def test_a_queue_goes_with_its_stream_that_somebody_deletes_as_a_topic(tmp
         await host.bind("amq.direct", await declare(host, "q"), "key", {})
         await declare(host, "after")
         await broker.streams.delete("q")
-        assert await post(host, Message("", "q", b"\0\0", b"nowhere"), ["q"]) == 0
+        assert await publish_message(host, broker.pressure, Message("", "q", b"\0\0", b"nowhere"), ["q"]) == 0
         with pytest.raises(NotFound):
             host.queue("q")
     async with opened(tmp_path) as broker:
         host = broker.vhosts.get("/")
         assert list(host.queues) == ["after"] and not host.routing.exchange("amq.direct").bindings
         queue = await declare(host, "q")
-        assert await post(host, Message("", "q", b"\0\0", b"new"), ["q"]) == 1
+        assert await publish_message(host, broker.pressure, Message("", "q", b"\0\0", b"new"), ["q"]) == 1
         assert bodies(queue) == [b"new"]
 
 
@@ -238,7 +239,7 @@ async def test_a_topic_that_is_made_again_gets_what_is_published_over_amqp(
         topic = await broker.streams.create("t")
         if on_it is not None:
             await declare(host, "t", x_queue_type=on_it)
-        assert await post(host, message, ["t"]) == 1
+        assert await publish_message(host, broker.pressure, message, ["t"]) == 1
         assert topic.partitions[0].end_offset == 1
         await broker.streams.delete("t")
 
@@ -312,13 +313,14 @@ async def test_a_get_that_waited_while_its_queue_was_deleted_hands_nothing_out(h
 
 async def test_a_queue_has_one_timer_however_often_consumers_come_and_go(host: VirtualHost) -> None:
     """Each that left began another one, which went on for as long as the queue was there."""
-    loop, timers = host.loop, []
+    loop, timers = asyncio.get_running_loop(), []
 
     def call_later(*arguments: Any) -> Any:
         timers.append(loop.call_later(*arguments))
         return timers[-1]
 
-    host.loop = SimpleNamespace(call_soon=loop.call_soon, call_later=call_later)  # type: ignore[assignment]
+    spied: Any = SimpleNamespace(call_soon=loop.call_soon, call_later=call_later)
+    host.services = replace(host.services, loop=spied)
     queue = await declare(host, "q", durable=False, x_expires=60_000)
     consumer: Any = SimpleNamespace(priority=0, exclusive=False, credit=lambda: 0, cancelled=lambda: None)
     for _ in range(3):

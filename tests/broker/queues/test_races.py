@@ -11,8 +11,8 @@ from headrace.broker.broker import Broker
 from headrace.broker.metrics.history import History
 from headrace.broker.queues.dead_letter_browser import Selection, death_of
 from headrace.broker.queues.queue import Queue
-from headrace.broker.routing.publish_message import post
 from headrace.broker.types.message import Message
+from headrace.broker.vhosts.publish_message import publish_message
 from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.errors import StorageError
 from headrace.record.amqp.properties import edit
@@ -31,7 +31,7 @@ async def test_what_fails_for_one_queue_after_a_round_keeps_no_answer_from_other
     await host.flushes.wait_all_durable()
     monkeypatch.setattr(damaged.view.log, "read", refuse)
     monkeypatch.setattr(damaged.view.log, "read_now", refuse)
-    damaged.view.release_chunk()
+    damaged.view.reader.release_chunk()
     say(damaged, b"2")
     async with asyncio.timeout(60):
         await host.flushes.wait_all_durable()
@@ -122,14 +122,14 @@ async def test_what_comes_for_a_deleted_queue_is_no_error_of_others(host: Virtua
         host.flushes.end_atomic()
     await host.flushes.wait_all_durable()
     assert bodies(good) == [b"1"]
-    assert doomed.view.pending == 0
+    assert doomed.view.pending.records == 0
 
 
 async def test_a_flush_is_not_answered_before_those_that_began_earlier(
     host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A confirm speaks for all before it: what an earlier flush was still storing was confirmed with the later one."""
-    monkeypatch.setattr("headrace.broker.queues.flush.HELD_BYTES_MAX", 0)
+    monkeypatch.setattr("headrace.broker.queues.flush.WAITING_BYTES_MAX", 0)
     doomed, good = await declare(host, "doomed"), await declare(host, "good")
     await host.delete_queue("doomed")
     told: list[tuple[str, int]] = []
@@ -166,7 +166,7 @@ async def test_settles_that_the_disk_refuses_are_not_tried_again_at_once(
     await host.flushes.wait_all_durable()
     taken = queue.get()
     assert taken is not None
-    await host.flushes.settles_stored()
+    await host.flushes.wait_settles_stored()
     monkeypatch.setattr("headrace.broker.queues.flush.RETRY_S", 3600)
     refusing = Refusing(lambda: queue.unacked)
     with monkeypatch.context() as patched:
@@ -180,7 +180,7 @@ async def test_settles_that_the_disk_refuses_are_not_tried_again_at_once(
         for _ in range(20):
             await asyncio.sleep(0)
         assert len(refusing.times) == 2
-    await host.flushes.settles_stored()
+    await host.flushes.wait_settles_stored()
 
 
 # Background work.
@@ -247,15 +247,15 @@ async def test_housekeeping_goes_on_when_a_chore_fails_whatever_it_says(broker: 
 
 
 async def test_what_is_posted_has_the_answer_of_its_own_queues(
-    host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody else's queue refused, and whoever posted to another one was told so."""
     good, bad = await declare(host, "good"), await declare(host, "bad")
     monkeypatch.setattr(bad.view.log, "append", refuse)
     say(bad, b"x")
-    assert await post(host, Message("", "good", b"\0\0", b"1"), ["good"]) == 1
+    assert await publish_message(host, broker.pressure, Message("", "good", b"\0\0", b"1"), ["good"]) == 1
     with pytest.raises(StorageError):
-        await post(host, Message("", "bad", b"\0\0", b"1"), ["bad"])
+        await publish_message(host, broker.pressure, Message("", "bad", b"\0\0", b"1"), ["bad"])
     assert bodies(good) == [b"1"]
 
 
@@ -307,6 +307,6 @@ async def test_a_queue_that_expires_while_the_broker_stops_is_left_to_the_next_s
         host = broker.vhosts.get("/")
         queue = await declare(host, "expiring", x_expires=60_000)
         await host.close()  # as the broker does it, before it stores the rest
-        assert host.delete_soon(queue) is None
+        assert host._delete_unused(queue) is None
     async with opened(tmp_path) as broker:
         assert "expiring" in broker.vhosts.get("/").queues

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.vhosts.definitions import export, import_
-from headrace.broker.vhosts.metadata import Metadata
+from headrace.broker.vhosts.settings import Metadata
 from headrace.errors import InvalidInput, NotFound, QueueLimitReached
 from tests.broker.queue_world import declare, opened
 

@@ -18,7 +18,7 @@ from headrace.broker.access import scram_keys as scram
 from headrace.broker.access.permissions import EVERYTHING, Permission, Rights, TopicPermission, check_patterns
 from headrace.broker.access.scram_keys import Credentials
 from headrace.broker.catalog.catalog import Catalog, Identity, shaped
-from headrace.broker.cooperative.changes import to_the_end
+from headrace.broker.cooperative import to_the_end
 from headrace.errors import InvalidInput, NotFound, StorageError
 
 logger = logging.getLogger("headrace.users")

@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery
 
 if TYPE_CHECKING:
     from headrace.broker.broker import Broker

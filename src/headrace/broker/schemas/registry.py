@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from headrace.broker.cooperative.changes import to_the_end
+from headrace.broker.cooperative import to_the_end
 from headrace.broker.schemas.parser_thread import Parsing
 from headrace.broker.streams import publish
 from headrace.broker.streams.partition import Partition

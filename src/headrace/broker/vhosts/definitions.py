@@ -1,30 +1,53 @@
-"""Definitions: everything declared, as the one JSON document that RabbitMQ exports and imports.
+"""Definitions: export and import of everything declared, as the JSON document that RabbitMQ uses.
 
-An import adds and changes, it never removes. It is checked as a whole before anything is done (draft.py), and done in
-the order that lets bindings find their ends. Repeating one that was interrupted finishes it.
+An import adds and changes, but never removes. The whole document is checked before anything is changed (dry_run.py).
+Bindings are imported last, so that they find both ends. Repeating an interrupted import completes it.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.access.users import Users
+from headrace.broker.cooperative import YieldEvery
 from headrace.broker.routing.exchanges import is_kind
+from headrace.broker.streams.streams import Streams
 from headrace.broker.vhosts.declarations import PREDECLARED, ExchangeDeclared, QueueDeclared
 from headrace.broker.vhosts.definitions_users import UserDefinitions
 from headrace.broker.vhosts.definitions_users import export as export_users
 from headrace.broker.vhosts.dry_run import DraftBinding, DryRun
-from headrace.broker.vhosts.limits import LIMITS, QUEUES, Limits, bound, parse_limits
-from headrace.broker.vhosts.metadata import FIELDS, Metadata, parse_metadata
-from headrace.broker.vhosts.policies import Policy, check
+from headrace.broker.vhosts.policies import Policies, Policy, check
+from headrace.broker.vhosts.settings import (
+    LIMITS,
+    METADATA_FIELDS,
+    QUEUES,
+    Limits,
+    Metadata,
+    limit_of,
+    parse_limits,
+    parse_metadata,
+)
 from headrace.broker.vhosts.vhost import VirtualHost
+from headrace.broker.vhosts.vhosts import VirtualHosts
 from headrace.errors import InvalidInput
 
-if TYPE_CHECKING:
-    from headrace.broker.broker import Broker
-
 Document = dict[str, Any]
+
+
+class DefinedBroker(Protocol):
+    """The parts of a broker that definitions describe."""
+
+    @property
+    def vhosts(self) -> VirtualHosts: ...
+    @property
+    def streams(self) -> Streams: ...
+    @property
+    def users(self) -> Users: ...
+    @property
+    def policies(self) -> Policies: ...
+
+
 LISTS = (
     "vhosts",
     "users",
@@ -54,7 +77,7 @@ SHAPES: dict[str, tuple[type, str]] = {
 }
 
 
-async def export(broker: "Broker", vhost: str | None = None) -> Document:
+async def export(broker: DefinedBroker, vhost: str | None = None) -> Document:
     """What was declared to last; what goes with its connection is not part of it."""
     hosts = [host for host in broker.vhosts if vhost in (None, host.name)]
     named = vhost is None
@@ -105,7 +128,7 @@ def _metadata(item: Document) -> Metadata | None:
     """None for what says nothing of it."""
     inner = item.get("metadata")
     said = inner if isinstance(inner, dict) else item
-    return parse_metadata(said) if any(name in said for name in FIELDS) else None
+    return parse_metadata(said) if any(name in said for name in METADATA_FIELDS) else None
 
 
 def _without_vhost(item: Document) -> Document:
@@ -160,7 +183,7 @@ class Report(dict[str, int]):
     something here; of a single vhost users do not."""
 
 
-async def import_(broker: "Broker", document: Mapping[str, Any], vhost: str | None = None) -> Report:
+async def import_(broker: DefinedBroker, document: Mapping[str, Any], vhost: str | None = None) -> Report:
     """Everything in the document; InvalidInput, with nothing done, when a part of it makes no sense."""
     items = {name: _list(document, name) for name in (*LISTS, "topics")}
     if vhost is not None:
@@ -201,7 +224,7 @@ async def import_(broker: "Broker", document: Mapping[str, Any], vhost: str | No
 
 
 async def _import_declared(
-    broker: "Broker", items: Mapping[str, list[Document]], host_of: Callable[[Document], Awaitable[VirtualHost]]
+    broker: DefinedBroker, items: Mapping[str, list[Document]], host_of: Callable[[Document], Awaitable[VirtualHost]]
 ) -> None:
     for item in items["topics"]:
         if broker.streams.find(item["name"]) is None:
@@ -304,7 +327,7 @@ def _limits(parameters: list[Document], vhost: str | None) -> dict[str, Limits]:
     return found
 
 
-def _check_room(broker: "Broker", queues: list[Document], limits: Mapping[str, Limits], vhost: str | None) -> None:
+def _check_room(broker: DefinedBroker, queues: list[Document], limits: Mapping[str, Limits], vhost: str | None) -> None:
     """That every queue of the document fits under the limits that will hold."""
     hosts = {host.name: host for host in broker.vhosts}
     wanted: dict[str, set[str]] = {}
@@ -312,7 +335,7 @@ def _check_room(broker: "Broker", queues: list[Document], limits: Mapping[str, L
         wanted.setdefault(_vhost(item, vhost), set()).add(item["name"])
     for name, names in wanted.items():
         host = hosts.get(name)
-        limit = bound(limits.get(name, host.limits if host is not None else {}), QUEUES)
+        limit = limit_of(limits.get(name, host.limits if host is not None else {}), QUEUES)
         if limit is None:
             continue
         there = {queue for queue in host.queues if host.has_queue(queue)} if host is not None else set()
@@ -343,11 +366,11 @@ def _check(items: Mapping[str, list[Document]], vhost: str | None) -> None:
 
 
 async def _check_declared(
-    broker: "Broker", items: Mapping[str, list[Document]], about: list[Metadata | None], vhost: str | None
+    broker: DefinedBroker, items: Mapping[str, list[Document]], about: list[Metadata | None], vhost: str | None
 ) -> None:
     """That nothing of it will be refused, in the order of `_import_declared`; as far as nobody changes anything
     meanwhile."""
-    draft = DryRun(broker)
+    draft = DryRun(broker.vhosts, broker.streams)
     turns = YieldEvery()
     for item, metadata in zip(items["vhosts"], about, strict=True):
         draft.vhost(item["name"], metadata)

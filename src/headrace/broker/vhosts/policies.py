@@ -10,22 +10,19 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
 from headrace.broker.access.regex import compile_pattern
 from headrace.broker.catalog.catalog import Catalog, shaped
-from headrace.broker.cooperative.changes import to_the_end
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery, to_the_end
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.queue_arguments import CLASSIC, QUORUM, STREAM, QueueArguments, parse_arguments
 from headrace.broker.routing.exchanges import Exchange
+from headrace.broker.routing.router import Routing
 from headrace.broker.streams.streams import Stream, Streams
 from headrace.errors import ArgumentMismatch, InvalidInput, InvalidPattern, NotFound, StorageError
-
-if TYPE_CHECKING:
-    from headrace.broker.vhosts.vhost import VirtualHost
 
 logger = logging.getLogger("headrace.policies")
 
@@ -184,6 +181,17 @@ class _Stored(msgspec.Struct, frozen=True, kw_only=True):
     apply_to: str = "all"
 
 
+class PolicyHost(Protocol):
+    """A vhost, as far as policies are applied to it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def queues(self) -> Mapping[str, Queue]: ...
+    @property
+    def routing(self) -> Routing[Queue]: ...
+
+
 class Policies:
     """All policies of the broker, kept in the catalog. Changes are durable when they return."""
 
@@ -194,7 +202,7 @@ class Policies:
         self._thread = ThreadPoolExecutor(1, "policies")
         self._changing = asyncio.Lock()
         self._is_closed = False
-        self._hosts: Callable[[], Iterable[VirtualHost]] = tuple
+        self._hosts: Callable[[], Iterable[PolicyHost]] = tuple
         self._streams: Streams
         for kind, known in ((CATALOG_KIND, self._policies), (OPERATOR_KIND, self._operator)):
             for document in catalog.load(kind):
@@ -210,7 +218,7 @@ class Policies:
                 )
                 _say_if_unusable(known[vhost, name])
 
-    def attach(self, hosts: Callable[[], Iterable["VirtualHost"]], streams: Streams) -> None:
+    def attach(self, hosts: Callable[[], Iterable[PolicyHost]], streams: Streams) -> None:
         """Once everything declared has been loaded."""
         self._hosts = hosts
         self._streams = streams
@@ -289,7 +297,7 @@ class Policies:
                 async for _ in YieldEvery().each(self._applied(host)):
                     pass
 
-    def _applied(self, host: "VirtualHost") -> Iterator[None]:
+    def _applied(self, host: PolicyHost) -> Iterator[None]:
         """Step by step, everything that can have a policy; others may have their turn after each step. What is
         declared meanwhile has the policy from the beginning."""
         streams = (stream for stream in self._streams if stream.vhost == host.name)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, cast
 
 from pamqp import commands
 
-from headrace.broker.queues.flush import PartialFlush
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.view import View
+from headrace.broker.types.publish_tracker import PartialFlush
 from headrace.errors import HeadraceError
 from headrace.listeners.amqp.consumer import AmqpConsumer, Source
 from headrace.listeners.amqp.errors import ChannelError

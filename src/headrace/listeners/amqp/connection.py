@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pamqp import commands
 from pamqp.base import Frame
 
-from headrace.broker.queues.flush import Author
 from headrace.broker.types.message import Message
+from headrace.broker.types.publish_tracker import PublishTracker
 from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.errors import HeadraceError
 from headrace.listeners.amqp import publish
@@ -61,7 +61,7 @@ class Connection(AmqpTransport):
         self._unread = b""
         self._steps: EagerTask | None = None
         self._flushing = 0
-        self._author, self._author_at = Author(), 0  # of what was published since the last answer was asked for
+        self._author, self._author_at = PublishTracker(), 0  # of what was published since the last answer was asked for
         self._in_method = False
         self._after_method: list[bytes] = []
         self._messages_seen = self._bytes_seen = 0
@@ -152,7 +152,7 @@ class Connection(AmqpTransport):
             data = self._take_header(data)
         if self.stage in (Stage.HEADER, Stage.CLOSED) or not data:
             return
-        author, self.flushes.author = self.flushes.author, self._author
+        author, self.flushes.tracker = self.flushes.tracker, self._author
         try:
             used = self._feed(data)
         except ProtocolError as error:
@@ -164,7 +164,7 @@ class Connection(AmqpTransport):
             self.close(*reply(error))
             return
         finally:
-            self.flushes.author = author
+            self.flushes.tracker = author
         self._unread = data[used:] if used < len(data) else b""
         self.after_feed()
         self.listener.flow.received(self, len(data))
@@ -243,13 +243,13 @@ class Connection(AmqpTransport):
 
     def _next_author(self) -> None:
         """What is published from now on has an answer of its own."""
-        author, self._author, self._author_at = self._author, Author(), self.flushes.flush_count
-        author.leave()
-        if self.flushes.author is author:
-            self.flushes.author = self._author
+        author, self._author, self._author_at = self._author, PublishTracker(), self.flushes.flush_count
+        author.detach()
+        if self.flushes.tracker is author:
+            self.flushes.tracker = self._author
 
     def _flushed(
-        self, waiting: list[tuple[Channel, int, Runs]], author: Author | None, error: HeadraceError | None
+        self, waiting: list[tuple[Channel, int, Runs]], author: PublishTracker | None, error: HeadraceError | None
     ) -> None:
         """Without an author it waited for what was published before it, and that has its answer."""
         self._flushing -= 1
@@ -280,7 +280,7 @@ class Connection(AmqpTransport):
         self.after_feed()
         self.flushes.flush_memory()
         if self._flushing:
-            await self.flushes.over()
+            await self.flushes.wait_flushed()
 
     # What the scanner says. True stops the scan: the rest is processed when the method is done.
 

@@ -5,7 +5,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery
 from headrace.errors import NotFound
 from headrace.listeners.http.management import parameters
 from headrace.listeners.http.management.parameters import Shape, listing, name_of, one

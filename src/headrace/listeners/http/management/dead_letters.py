@@ -7,7 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery
 from headrace.broker.queues.dead_letter_browser import Death, Replay, Selection, Unread, death_of
 from headrace.broker.queues.queue import Queue
 from headrace.broker.streams.browse import READY, SCAN_RECORDS_MAX, Gap, browse, state_of, unserved
@@ -166,7 +166,7 @@ async def replay(site: HttpContext, request: Request) -> Response:
         facts = {"matched": plan.matched, "targets": plan.targets, "missing": plan.missing}
         return answer({"dry_run": True, **facts, "gaps": gaps_shape(plan.unread)})
     if to is not None:
-        queue.vhost.queue(to)
+        site.broker.vhosts.get(queue.vhost.name).queue(to)
     begun = await office.replay(queue, wanted, replay_id=secrets.token_hex(8), to=to, count=count, rate=float(rate))
     return answer({"dry_run": False, **replay_shape(begun)}, 202)
 

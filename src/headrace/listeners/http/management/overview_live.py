@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery
 from headrace.broker.metrics.history import INTERVAL_S, QUEUES_PER_SECOND, Sample
 from headrace.broker.vhosts.vhosts import DEFAULT
 from headrace.errors import HeadraceError

@@ -111,7 +111,7 @@ async def put(site: HttpContext, request: Request) -> Response:
 
 async def delete(site: HttpContext, request: Request) -> Response:
     queue, query = queue_of(site, request), parameters.query_of(request)
-    await queue.vhost.delete_queue(
+    await site.broker.vhosts.get(queue.vhost.name).delete_queue(
         queue.name,
         queue.owner,
         if_unused=flag(query.get("if-unused")),
@@ -128,11 +128,10 @@ async def purge(site: HttpContext, request: Request) -> Response:
 
 async def bindings(site: HttpContext, request: Request) -> Response:
     queue = queue_of(site, request)
-    return answer(queue_bindings(queue))
+    return answer(queue_bindings(site.broker.vhosts.get(queue.vhost.name), queue))
 
 
-def queue_bindings(queue: Queue) -> list[Shape]:
-    host = queue.vhost
+def queue_bindings(host: VirtualHost, queue: Queue) -> list[Shape]:
     return [
         representations.default_binding_shape(host.name, queue.name),
         *(representations.binding_shape(host.name, binding) for binding in host.routing.bindings_to(queue)),
@@ -192,7 +191,7 @@ async def _take(queue: Queue, count: int, mode: str) -> list[tuple[Message, bool
         else:
             queue.reject(view, offset)
     await queue.rejects_moved()
-    await queue.vhost.flushes.over()  # whatever else went wrong in it: these are out, and nobody else would see them
+    await queue.vhost.flushes.wait_flushed()  # even if it fails: these are out, and nobody else would see them
     return [(message, redelivered, left) for _, _, message, redelivered, left in taken]
 
 

@@ -139,7 +139,7 @@ def _head_ms(view: View) -> int | None:
     if view.low >= view.log.stable_end:
         return None
     try:
-        data = view.committed(view.log.read(view.low, HEAD_BYTES)).data
+        data = view.reader.committed(view.log.read(view.low, HEAD_BYTES)).data
         infos = codec.scan(data, verify_crc=False)
     except HeadraceError:
         return None
