@@ -102,7 +102,7 @@ async def test_the_limits_of_vhosts_are_part_of_definitions_as_in_rabbitmq(broke
 async def test_definitions_with_more_queues_than_the_limit_are_refused_before_anything_is_done(broker: Broker) -> None:
     limited: dict[str, Any] = {"component": "vhost-limits", "vhost": "/", "name": "limits", "value": {"max-queues": 1}}
     queues = [{"name": "one"}, {"name": "two"}]
-    with pytest.raises(InvalidInput, match="more queues than its limit of 1"):
+    with pytest.raises(InvalidInput, match="would exceed its limit of 1 queues"):
         await import_(broker, {"parameters": [limited], "queues": queues})
     assert not broker.vhosts.get("/").queues and not broker.vhosts.get("/").limits
     await import_(broker, {"queues": queues})

@@ -8,19 +8,16 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from headrace.broker.queues.backlog import Backlog
 from headrace.broker.queues.dead_lettering import NoPlace, Origin
 from headrace.broker.queues.deferred_calls import DeferredCalls
+from headrace.broker.queues.vhost_services import VhostServices
 from headrace.broker.queues.view import View
 from headrace.broker.queues.view_reader import Run
 from headrace.broker.types.message import Message
 from headrace.broker.types.range_set import RangeSet
 from headrace.errors import LogClosed
-
-if TYPE_CHECKING:
-    from headrace.broker.queues.vhost_services import VhostServices
 
 logger = logging.getLogger("headrace.broker")
 
@@ -46,7 +43,7 @@ class DeadLetterOutbox:
         self,
         origin: Origin,
         backlog: Backlog,
-        vhost: "VhostServices",
+        vhost: VhostServices,
         *,
         on_returned: Callable[[], None],
         on_retry: Callable[[], None],

@@ -18,6 +18,7 @@ from headrace.broker.queues.view import View
 from headrace.broker.queues.view_state import SETTLE_TABLE
 from headrace.broker.streams.streams import Stream, Streams
 from headrace.broker.transactions.producers import Producers
+from headrace.broker.types.vhost_names import CATALOG_KIND, DEFAULT
 from headrace.broker.vhosts.declarations import PREDECLARED
 from headrace.broker.vhosts.settings import Limits, Metadata, parse_limits
 from headrace.broker.vhosts.store import QueueStore
@@ -28,9 +29,6 @@ from headrace.log.memory.spill import Spill
 from headrace.log.shard import Shard
 
 logger = logging.getLogger("headrace.broker")
-
-CATALOG_KIND = "vhosts"
-DEFAULT = "/"
 
 
 class _Stored(Metadata, frozen=True, kw_only=True):

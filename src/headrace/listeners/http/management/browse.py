@@ -13,7 +13,7 @@ from headrace.broker.streams.browse import Gap, browse, contains, find_time, has
 from headrace.broker.streams.key_index import KeyNotFound
 from headrace.broker.types.aborted_ranges import NO_ABORTS, Aborts
 from headrace.broker.types.message import from_record, properties_of
-from headrace.broker.vhosts.vhosts import DEFAULT
+from headrace.broker.types.vhost_names import DEFAULT
 from headrace.errors import HeadraceError, InvalidInput, QueueNotFound
 from headrace.listeners.http.management.messages import properties_shape
 from headrace.listeners.http.management.parameters import Shape, answer, encode, flag, number, query_of

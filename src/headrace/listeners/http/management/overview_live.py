@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.broker.cooperative import YieldEvery
 from headrace.broker.metrics.history import INTERVAL_S, QUEUES_PER_SECOND, Sample
-from headrace.broker.vhosts.vhosts import DEFAULT
+from headrace.broker.types.vhost_names import DEFAULT
 from headrace.errors import HeadraceError
 from headrace.listeners.http.management import representations
 from headrace.listeners.http.management.overview import memory_bytes, rates_between, recent_rates, totals_of

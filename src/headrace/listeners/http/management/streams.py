@@ -10,8 +10,8 @@ from starlette.responses import Response
 from headrace.broker.cooperative import YieldEvery
 from headrace.broker.queues.queue import Queue
 from headrace.broker.streams.streams import Stream
+from headrace.broker.types.vhost_names import DEFAULT
 from headrace.broker.vhosts.vhost import VirtualHost
-from headrace.broker.vhosts.vhosts import DEFAULT
 from headrace.config import stream_settings_text
 from headrace.errors import NotFound, QueueNotFound
 from headrace.listeners.http.management import representations
