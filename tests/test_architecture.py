@@ -41,7 +41,7 @@ MAY_IMPORT = {
         *("version", "nonblocking_stdio"),
     ),
     "cli": (
-        *("errors", "clock", "config", "record", "log", "broker.access.offline"),
+        *("errors", "clock", "config", "record", "log", "broker.access.offline", "broker.routing.exchanges"),
         *("server", "client", "pipelines", "demo", "version", "nonblocking_stdio"),
     ),
 }

@@ -1,4 +1,4 @@
-"""Queues of a broker without listeners, for tests that say each step themselves."""
+"""Helpers for tests of queues in a broker without listeners."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -20,7 +20,7 @@ from headrace.record.amqp.properties import edit
 
 @asynccontextmanager
 async def opened(folder: Path) -> AsyncIterator[Broker]:
-    """Its clock stands still: nothing expires and nothing is due before a test says so."""
+    """A broker with a manual clock: nothing expires or becomes due unless the test advances it."""
     log = LogSettings(journal_file_bytes=8 << 20)  # quick to make
     config = Config(data_dir=str(folder), http=None, amqp=None, kafka=None, log=log)
     made = await Broker.open(config, clock=ManualClock())
@@ -72,7 +72,7 @@ def refuse(*_: object, **__: object) -> Any:
 
 
 class Refusing:
-    """What to call instead of what finds no room, and what `seen` said each time."""
+    """Stands in for a call that fails for lack of disk space; records the result of `seen` at each call."""
 
     def __init__(self, seen: Callable[[], int]) -> None:
         self.times: list[int] = []

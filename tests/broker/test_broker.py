@@ -15,7 +15,7 @@ from headrace.broker.streams.cursors import CURSORS_MAX
 from headrace.broker.streams.partition import ReadWaits
 from headrace.broker.streams.publish import Shape, prepare
 from headrace.broker.streams.read import read_page
-from headrace.broker.vhosts.metadata import Metadata
+from headrace.broker.vhosts.settings import Metadata
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import (

@@ -1,4 +1,4 @@
-"""max-length-bytes: counted beside other work, whatever listener a message came through, and after a restart, too."""
+"""max-length-bytes: counted in the background, for messages of all listeners and from before a restart."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -38,14 +38,14 @@ async def publish(broker: Broker, queue: Queue, *bodies: bytes) -> list[bool]:
 
 
 async def counted(queue: Queue) -> None:
-    """What is not in the system's memory is counted once it was read."""
+    """Wait until messages that have to be read from the disk are counted."""
     async with asyncio.timeout(60):
-        while queue._bytes is not None and queue._bytes._is_busy:
+        while queue.limits.bytes is not None and queue.limits.bytes._is_busy:
             await asyncio.sleep(0.001)
 
 
 async def waiting(queue: Queue, expected: list[bytes]) -> None:
-    """What is ready, once counting has come so far."""
+    """The number of ready messages, after counting has caught up."""
     async with asyncio.timeout(60):
         while queue.ready != len(expected):
             await asyncio.sleep(0.001)
@@ -58,8 +58,8 @@ async def waiting(queue: Queue, expected: list[bytes]) -> None:
         queue.give_back(view, offset)
 
 
-async def test_what_comes_back_makes_room_for_itself(broker: Broker) -> None:
-    """The bound was looked at again with the next publish, whenever that was."""
+async def test_a_returned_message_causes_older_ones_to_be_dropped(broker: Broker) -> None:
+    """Regression: the limit was not enforced before the next publish."""
     queue = await declare(broker, x_max_length_bytes=10)
     await publish(broker, queue, b"a" * 8)
     taken = queue.get()
@@ -75,14 +75,14 @@ async def test_a_policy_on_a_long_backlog_reads_it_in_turns(broker: Broker, monk
         await publish(broker, queue, *(b"%06d" % n + b"x" * 1000 for n in range(part * 50, part * 50 + 50)))
     monkeypatch.setattr(byte_bound, "TURN_BYTES", 64 * 1024)
     turns = 0
-    count = byte_bound.ReadyBytes._go_on
+    count = byte_bound.ReadyBytes._count_on
 
     def counted(self: byte_bound.ReadyBytes) -> None:
         nonlocal turns
         turns += 1
         count(self)
 
-    monkeypatch.setattr(byte_bound.ReadyBytes, "_go_on", counted)
+    monkeypatch.setattr(byte_bound.ReadyBytes, "_count_on", counted)
     bound = Policy(vhost="/", name="bound", pattern=".*", definition={"max-length-bytes": 3 * 1006})
     apply, read_at_once = queue.apply_policy, []
 
@@ -97,7 +97,7 @@ async def test_a_policy_on_a_long_backlog_reads_it_in_turns(broker: Broker, monk
     assert turns >= 8
 
 
-async def test_the_bound_holds_for_what_was_there_before_a_restart(broker: Broker) -> None:
+async def test_the_limit_applies_to_messages_from_before_a_restart(broker: Broker) -> None:
     queue = await declare(broker, x_max_length_bytes=30)
     await publish(broker, queue, b"1" * 10, b"2" * 10, b"3" * 10)
     await broker.close()
@@ -109,14 +109,14 @@ async def test_the_bound_holds_for_what_was_there_before_a_restart(broker: Broke
 
 
 @pytest.mark.parametrize("bound", [{"x_max_length_bytes": 30}, {"x_max_length": 3}], ids=["bytes", "length"])
-async def test_the_bound_holds_for_what_comes_through_other_listeners(broker: Broker, bound: dict[str, int]) -> None:
+async def test_the_limit_applies_to_messages_from_other_listeners(broker: Broker, bound: dict[str, int]) -> None:
     queue = await declare(broker, **bound)
     stream = broker.streams.get("q")
     await broker.publish(stream, [(None, b"%d" % n * 10, (), None, -1) for n in range(5)])
     await waiting(queue, [b"2" * 10, b"3" * 10, b"4" * 10])
 
 
-async def test_what_is_out_does_not_count_and_counts_again_when_it_comes_back(broker: Broker) -> None:
+async def test_messages_in_flight_do_not_count_until_they_are_returned(broker: Broker) -> None:
     queue = await declare(broker, x_max_length_bytes=20, x_overflow="reject-publish")
     assert await publish(broker, queue, b"1" * 10, b"2" * 10, b"3") == [True, True, False], "as many as fit, at once"
     taken = queue.get()

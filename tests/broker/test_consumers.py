@@ -1,4 +1,4 @@
-"""Whose turn it is. What consumers then get, with real ones, is in tests/listeners/amqp/test_consume.py."""
+"""The choice of the next consumer. Deliveries to real consumers are in tests/listeners/amqp/test_consume.py."""
 
 from typing import cast
 
@@ -6,7 +6,7 @@ from headrace.broker.queues.consumers import Consumer, Consumers
 
 
 class Asked:
-    """A consumer of which only the credit counts, and how often it was asked for it."""
+    """A consumer with credit that counts how often it was asked for it."""
 
     def __init__(self, name: str, credit: int = 10, priority: int = 0) -> None:
         self.name, self.left, self.priority = name, credit, priority
@@ -28,7 +28,7 @@ def names(found: list[Consumer]) -> str:
     return "".join(cast(Asked, consumer).name for consumer in found)
 
 
-def test_everybody_has_a_turn_in_the_order_they_came() -> None:
+def test_consumers_take_turns_in_the_order_they_were_added() -> None:
     consumers = of(*map(Asked, "abc"))
     seen = ""
     for _ in range(7):
@@ -47,7 +47,7 @@ def test_for_one_message_not_all_consumers_are_asked() -> None:
     assert [consumer.times for consumer in everyone] == [1] * 100
 
 
-def test_those_without_credit_are_passed_over_and_keep_their_place() -> None:
+def test_consumers_without_credit_are_skipped_and_keep_their_place() -> None:
     poor = Asked("b", credit=0)
     consumers = of(Asked("a"), poor, Asked("c"))
     assert names(consumers.in_turn(3)) == "ac"

@@ -1,4 +1,4 @@
-"""What may be declared, as RabbitMQ 3.10 was seen to answer the same."""
+"""Valid and invalid declarations, with the answers that RabbitMQ 3.10 gave."""
 
 from typing import Any
 

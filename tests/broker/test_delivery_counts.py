@@ -1,10 +1,10 @@
-"""Counts of returned messages: kept with the settles, dropped with the message, never more than came back."""
+"""Return counts: saved with the settles and dropped with the message."""
 
 import sys
 from typing import Any
 
 from headrace.broker.queues.delivery_counts import DeliveryCounts
-from headrace.broker.queues.view import Delta, decode_settles, fold_settles
+from headrace.broker.queues.view_state import Delta, decode_settles, fold_settles
 from headrace.broker.types.range_set import RangeSet
 
 
@@ -29,7 +29,7 @@ def test_values_written_before_there_were_counts_are_read_as_they_were() -> None
     assert fold_settles(None, [old]) == old
 
 
-def test_what_could_not_be_saved_is_saved_the_next_time_with_its_newest_count() -> None:
+def test_unsaved_counts_are_saved_the_next_time_with_their_latest_value() -> None:
     counts = DeliveryCounts({})
     assert counts.add(3) == 1
     taken = counts.take_unsaved()
@@ -55,8 +55,8 @@ def test_the_next_counted_offset_bounds_a_run() -> None:
     assert (counts.next_in(0, 20), counts.next_in(8, 20)) == (7, 9)
 
 
-def test_deliveries_do_not_look_at_every_message_that_came_back() -> None:
-    """A hundred thousand that are out again cost each delivery 7 ms."""
+def test_deliveries_do_not_scan_all_returned_messages() -> None:
+    """Regression: 100,000 returned messages in flight cost each delivery 7 ms."""
     counts = DeliveryCounts(dict.fromkeys(range(10_000), 1))
     steps = 0
 

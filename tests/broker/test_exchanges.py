@@ -1,4 +1,4 @@
-"""What each kind of exchange matches, against plain definitions."""
+"""Exchange types, compared with simple definitions."""
 
 import re
 import sys
@@ -132,8 +132,8 @@ def test_a_message_with_several_keys_goes_to_one_queue_of_a_consistent_hash() ->
     assert len(routing.route_message(exchange, [str(n) for n in range(20)], message, {}).queues) == 1
 
 
-def test_an_alternate_exchange_is_for_a_message_of_which_no_key_fits() -> None:
-    """It got each message that had one key too many beside those that fit."""
+def test_an_alternate_exchange_gets_a_message_only_if_none_of_its_keys_match() -> None:
+    """Regression: a message with one unmatched key among others also went to the alternate exchange."""
     routing = Routing("/")
     exchange = bound(make_exchange("d", "direct", arguments={"alternate-exchange": "other"}), first="1", second="2")
     routing.exchanges |= {"d": exchange, "other": bound(make_exchange("other", "fanout"), rest="")}
@@ -152,7 +152,7 @@ def test_a_weight_must_be_a_number() -> None:
 
 
 def test_a_heavy_binding_costs_a_consistent_hash_no_more_than_its_points() -> None:
-    """Each point was put into its place in a ring of hundreds of thousands, and everybody waited for seconds."""
+    """Regression: inserting each point into a ring of hundreds of thousands blocked for seconds."""
     exchange = make_exchange("c", "x-consistent-hash")
     calls = 0
 
@@ -171,7 +171,7 @@ def test_a_heavy_binding_costs_a_consistent_hash_no_more_than_its_points() -> No
 
 
 def test_a_point_of_a_consistent_hash_takes_eight_bytes() -> None:
-    """The largest weight took 1.8 MB, and a few hundred such bindings the machine."""
+    """Regression: a binding of the largest weight took 1.8 MB."""
     exchange, light = make_exchange("c", "x-consistent-hash"), Binding("c", queue("light"), "1", {})
     for _ in range(3):  # numbers of bindings that are gone are used again
         exchange.bind(light)

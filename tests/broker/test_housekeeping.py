@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.broker import Broker
+from headrace.broker.queues.view import ViewEvents
 from headrace.broker.types.message import Message
 from headrace.clock import ManualClock
 from headrace.config import Config
@@ -95,7 +96,7 @@ async def test_compaction_leaves_what_a_queue_on_the_topic_has_not_settled(tmp_p
     assert [one[2].body for one in taken] == sent
     for view, offset, *_ in taken:
         queue.settle(view, offset, offset + 1)
-    await host.flushes.settles_stored()
+    await host.flushes.wait_settles_stored()
     log = topic.partitions[0].log
     await broker.housekeeping.once()
     assert sum(segment.records for segment in log.segments) < 30
@@ -124,7 +125,8 @@ async def test_topic_defaults_delete_no_unsettled_messages_of_queues(tmp_path: P
     clock.advance(60)
     await broker.housekeeping.once()
     assert [taken[2].body for taken in iter(queue.get, None)] == sent
-    delays = await host.store.delay_view("/", "delayed")
+    await host.store.create_delay_stream("/", "delayed")
+    delays = host.store.open_delay_view("/", "delayed", ViewEvents())
     bounds = delays.log.settings
     assert (bounds.retention_ms, bounds.retention_bytes, bounds.cleanup_policy) == (-1, -1, "delete")
     await broker.close()

@@ -7,9 +7,8 @@ from random import Random
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.queues.flush import SETTLE_TABLE
 from headrace.broker.queues.queue import Queue
-from headrace.broker.queues.view import decode_settles
+from headrace.broker.queues.view_state import SETTLE_TABLE, decode_settles
 from headrace.broker.types.message import Message
 from headrace.config import Config
 from headrace.errors import StorageError

@@ -99,16 +99,16 @@ async def test_what_was_deleted_does_not_fill_a_queue_that_is_bounded_by_bytes(b
     assert await say(queue, *[b"x" * 250] * 5) == [True] * 4 + [False]
     await delete_before(broker, queue, 3)
     assert await say(queue, b"x" * 250) == [True], "although nobody reads"
-    await until(lambda: queue._bytes is not None and queue._bytes.total == 500)
+    await until(lambda: queue.limits.bytes is not None and queue.limits.bytes.total == 500)
     assert await say(queue, *[b"x" * 250] * 3) == [True, True, False]
 
 
 async def test_what_was_deleted_pushes_nothing_out_of_a_queue_that_is_bounded_by_bytes(broker: Broker) -> None:
     queue = await queue_of(broker, *[b"x" * 250] * 3, b"kept" * 60, x_max_length_bytes=1000)
-    await until(lambda: queue._bytes is not None and queue._bytes.total == 990)
+    await until(lambda: queue.limits.bytes is not None and queue.limits.bytes.total == 990)
     await delete_before(broker, queue, 3)
     await say(queue, b"new" * 80)
-    await until(lambda: queue._bytes is not None and queue._bytes.total == 480)
+    await until(lambda: queue.limits.bytes is not None and queue.limits.bytes.total == 480)
     assert await rest(queue) == [b"kept" * 60, b"new" * 80]
 
 

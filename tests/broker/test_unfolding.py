@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.queues import view
+from headrace.broker.queues import view_reader
 from headrace.broker.queues.consumers import Consumer
 from headrace.broker.queues.stream_queue import StreamQueue
 from headrace.broker.queues.view import View
@@ -184,7 +184,7 @@ async def test_a_compressed_batch_in_a_queue_is_decompressed_once_for_all_its_me
 async def test_a_batch_too_large_to_be_cached_decompressed_is_still_read(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(view, "UNFOLDED_BYTES_MAX", 1000)
+    monkeypatch.setattr(view_reader, "DECOMPRESSED_BYTES_MAX", 1000)
     queue = await declare(broker.vhosts.get("/"), "q")
     sent = [bytes(100)] * 20
     batch = codec.build([(None, value, (), 1) for value in sent], codec=ZSTD, timestamp_ms=1)

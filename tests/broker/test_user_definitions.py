@@ -97,7 +97,7 @@ async def test_guest_of_a_version_that_knew_no_users_keeps_its_password(opened: 
         ({"users": [{**ANN, "tags": 7}]}, "tags"),
         ({"users": [{**ANN, "limits": []}, {**ANN, "limits": [1]}]}, "limits"),
         ({"users": [{"tags": "", "password": "secret"}]}, "no name"),
-        ({"permissions": [{**RIGHT, "user": "nobody"}]}, "'nobody', who is not there"),
+        ({"permissions": [{**RIGHT, "user": "nobody"}]}, "'nobody', who does not exist"),
         ({"permissions": [{**RIGHT, "write": "("}]}, "write pattern"),
         ({"permissions": [{**RIGHT, "read": None}]}, "no read"),
         ({"topic_permissions": [{**RULE, "exchange": 1}]}, "no exchange"),

@@ -194,7 +194,7 @@ async def test_nobody_logs_in_without_a_password(reopen: Callable[[], Users]) ->
         assert users.authenticate(name, "") is None
         assert users.authenticate(name, "x") is None
     assert users.authenticate("guest", "") is None
-    with pytest.raises(InvalidInput, match="not empty"):
+    with pytest.raises(InvalidInput, match="must not be empty"):
         await users.put_user("ann", password="")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.queues import backlog
+from headrace.broker.queues import limits
 from headrace.broker.queues.dead_letter_browser import Selection
 from headrace.broker.queues.queue import Queue
 from headrace.broker.streams.partition import Partition
@@ -53,7 +53,9 @@ async def said(broker: Broker, queue: Queue, *values: bytes) -> None:
 async def settled_down(broker: Broker, queue: Queue) -> None:
     """What a bound drops, it has dropped."""
     await broker.vhosts.flushes.wait_all_durable()
-    await until(lambda: not queue._going_on and (queue._bytes is None or not queue._bytes._is_busy))
+    await until(
+        lambda: not queue.limits.deferred.pending and (queue.limits.bytes is None or not queue.limits.bytes._is_busy)
+    )
 
 
 async def test_aborted_records_are_not_counted_without_readers(tmp_path: Path) -> None:
@@ -72,7 +74,7 @@ async def test_aborted_records_are_not_counted_without_readers(tmp_path: Path) -
 async def test_the_ends_of_transactions_are_not_counted_unless_there_are_very_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backlog, "VOID_RUNS_MAX", 4)
+    monkeypatch.setattr(limits, "VOID_RUNS_MAX", 4)
     async with opened(tmp_path) as broker:
         queue = await declare(broker.vhosts.get("/"), "q")
         for turn in range(1, 7):

@@ -95,7 +95,7 @@ async def test_a_dead_letter_that_is_not_moved_as_one_is_found(tmp_path: Path, m
     without_threads(monkeypatch)
     monkeypatch.setattr("headrace.broker.queues.flush.FlushCoordinator.begin_atomic", lambda self: None)
     monkeypatch.setattr("headrace.broker.queues.flush.FlushCoordinator.end_atomic", lambda self: None)
-    monkeypatch.setattr("headrace.broker.queues.flush.FlushCoordinator.must_join", lambda self, view: None)
+    monkeypatch.setattr("headrace.broker.queues.flush.FlushCoordinator.join_atomic_group", lambda self, view: None)
     assert (await explore(tmp_path, 0))[0][:3] in ("D9 ", "D10")
 
 

@@ -188,7 +188,9 @@ def test_a_message_that_comes_back_is_read_from_the_disk_for_its_queue_alone(
     disk.answers.set()
     assert take(channel, "cold" if requeue else "dead")[2] == b"from disk"
     queue = live.server.broker.vhosts.get("/").queues["cold"]
-    eventually(lambda: queue._bytes is not None and (queue._bytes.total, queue._bytes._returned) == (0, {}))
+    eventually(
+        lambda: queue.limits.bytes is not None and (queue.limits.bytes.total, queue.limits.bytes._returned) == (0, {})
+    )
     connection.close()
 
 

@@ -139,7 +139,18 @@ class Broker:
         self.policies = Policies(self.catalog)
         self.users = Users(self.catalog)
         self.spill = Spill(shard.files, self.disk, data_dir, shard.loader, shard.counters)
-        self.vhosts = VirtualHosts(self)
+        self.vhosts = VirtualHosts(
+            self.catalog,
+            self.streams,
+            shard,
+            self.spill,
+            self.coordination.producers,
+            self.users,
+            self.policies,
+            self.stats.gone,
+            self.clock,
+            bindings_max=self.config.amqp_bindings_max,
+        )
         with readable_errors(data_dir):
             self.users.first_start([host.name for host in self.vhosts])
         for holder in (
@@ -152,7 +163,9 @@ class Broker:
         ):
             self.pressure.add_holder(holder)
         self.policies.attach(lambda: self.vhosts, self.streams)
-        self.dead_letters = DeadLetterBrowser(self)
+        self.dead_letters = DeadLetterBrowser(
+            self.vhosts, shard, self.clock, decompressed_bytes_max=self.config.decompressed_bytes_max
+        )
 
     def _make_upkeep(self) -> None:
         """Periodic work, its numbers, and the standbys."""

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from headrace.broker.catalog.file_catalog import FileCatalog
-from headrace.broker.queues.flush import SETTLE_TABLE
-from headrace.broker.queues.view import fold_settles
+from headrace.broker.queues.view_state import SETTLE_TABLE, fold_settles
 from headrace.clock import Clock
 from headrace.config import Config
 from headrace.errors import StorageError

@@ -1,4 +1,4 @@
-"""What is too old or too much for a queue: when it goes, where to, and what becomes of it while the disk is full."""
+"""Limits of queues: expiry and overflow, dead-lettering, and their behaviour on a full disk."""
 
 import asyncio
 
@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.queues.backlog import DROPPED_AT_ONCE
+from headrace.broker.queues.deferred_calls import DeferredCalls
+from headrace.broker.queues.limits import DROPPED_AT_ONCE
 from headrace.broker.queues.queue import Queue
 from headrace.broker.types.message import Message
 from headrace.broker.vhosts.vhost import VirtualHost
@@ -15,8 +16,10 @@ from tests.broker.queue_world import Refusing, bodies, declare, declare_exchange
 
 
 @pytest.mark.parametrize("durable", [True, False])
-async def test_many_that_expire_at_once_go_in_many_turns(broker: Broker, host: VirtualHost, durable: bool) -> None:
-    """Nobody else was served meanwhile: 37 s for 200,000."""
+async def test_many_messages_that_expire_at_once_are_dropped_over_many_iterations(
+    broker: Broker, host: VirtualHost, durable: bool
+) -> None:
+    """Regression: dropping 200,000 messages blocked the event loop for 37 s."""
     dead = await declare(host, "dead", durable=durable)
     moving = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
     queue = await declare(host, "q", durable=durable, x_message_ttl=1000, **moving)
@@ -33,7 +36,9 @@ async def test_many_that_expire_at_once_go_in_many_turns(broker: Broker, host: V
     assert bodies(dead) == said
 
 
-async def test_many_that_are_rejected_at_once_go_in_many_turns_and_in_order(host: VirtualHost) -> None:
+async def test_many_messages_rejected_at_once_are_dead_lettered_in_order_over_many_iterations(
+    host: VirtualHost,
+) -> None:
     dead = await declare(host, "dead", durable=False)
     queue = await declare(host, "q", durable=False, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
     said = [b"%d" % n for n in range(3 * DROPPED_AT_ONCE)]
@@ -49,7 +54,7 @@ async def test_many_that_are_rejected_at_once_go_in_many_turns_and_in_order(host
     assert bodies(dead) == said
 
 
-async def test_what_a_stop_leaves_of_many_that_are_rejected_is_here_again(
+async def test_rejected_messages_not_yet_moved_are_ready_again_after_a_restart(
     broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     await declare(host, "dead")
@@ -58,12 +63,12 @@ async def test_what_a_stop_leaves_of_many_that_are_rejected_is_here_again(
     say(queue, *said)
     await host.flushes.wait_all_durable()
     assert bodies(queue) == said
-    monkeypatch.setattr(queue, "go_on", lambda _: None)
+    monkeypatch.setattr(DeferredCalls, "call_soon", lambda *_: None)
     for offset in range(len(said)):
         queue.reject(queue.view, offset)
     await broker.close()
-    queue.view.release_chunk()
-    queue._departures._move_rejected()
+    queue.view.reader.release_chunk()
+    queue.outbox._move_rejected()
     assert "stays" not in caplog.text
     again = await Broker.open(broker.config, clock=broker.clock)
     queues = again.vhosts.get("/").queues
@@ -72,10 +77,10 @@ async def test_what_a_stop_leaves_of_many_that_are_rejected_is_here_again(
 
 
 @pytest.mark.parametrize("why", ["no exchange", "no binding", "full"])
-async def test_a_dead_letter_that_must_not_be_lost_waits_for_its_place(
+async def test_an_at_least_once_dead_letter_is_kept_until_a_queue_accepts_it(
     broker: Broker, host: VirtualHost, why: str
 ) -> None:
-    """It was dropped: the strategy was taken and forgotten."""
+    """Regression: the strategy was accepted but ignored, and the message dropped."""
     full = {"x_max_length": 0, "x_overflow": "reject-publish"} if why == "full" else {}
     dead = await declare(host, "dead", **full)
     if why != "no exchange":
@@ -101,7 +106,7 @@ async def test_a_dead_letter_that_must_not_be_lost_waits_for_its_place(
         dead.apply_policy(msgspec.structs.replace(dead.policy, length_max=None))
     else:
         await host.bind("x", dead, "q", {})
-    queue._departures._try_kept()
+    queue.outbox._retry_kept()
     await until(lambda: dead.ready == 2)
     assert bodies(dead) == [b"rejected", b"expired"]
     assert queue.unacked == 0
@@ -119,7 +124,9 @@ async def expiring(host: VirtualHost) -> tuple[Queue, Queue]:
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_a_message_expires_when_those_before_it_are_out(broker: Broker, host: VirtualHost, late: bool) -> None:
+async def test_a_message_expires_while_those_before_it_are_in_flight(
+    broker: Broker, host: VirtualHost, late: bool
+) -> None:
     queue, dead = await expiring(host)
     if late:
         pass_time(broker)
@@ -131,7 +138,9 @@ async def test_a_message_expires_when_those_before_it_are_out(broker: Broker, ho
     assert (queue.ready, queue.unacked) == (0, 1)
 
 
-async def test_a_message_expires_behind_one_that_was_out_before_a_restart(broker: Broker, host: VirtualHost) -> None:
+async def test_a_message_expires_behind_one_that_was_in_flight_before_a_restart(
+    broker: Broker, host: VirtualHost
+) -> None:
     await expiring(host)
     await broker.close()
     again = await Broker.open(broker.config, clock=broker.clock)
@@ -143,7 +152,7 @@ async def test_a_message_expires_behind_one_that_was_out_before_a_restart(broker
     await again.close()
 
 
-async def test_a_message_that_comes_back_when_it_has_expired_goes(broker: Broker, host: VirtualHost) -> None:
+async def test_a_message_returned_after_its_expiration_is_dropped(broker: Broker, host: VirtualHost) -> None:
     queue, dead = await expiring(host)
     _, short = queue.get(), queue.get()
     assert short is not None
@@ -153,7 +162,7 @@ async def test_a_message_that_comes_back_when_it_has_expired_goes(broker: Broker
     assert (queue.ready, queue.unacked) == (0, 1)
 
 
-async def test_a_queue_that_is_empty_looks_for_no_expiration_any_more(broker: Broker, host: VirtualHost) -> None:
+async def test_an_empty_queue_stops_checking_for_expired_messages(broker: Broker, host: VirtualHost) -> None:
     queue, dead = await expiring(host)
     taken = queue.get()
     assert taken is not None
@@ -161,10 +170,10 @@ async def test_a_queue_that_is_empty_looks_for_no_expiration_any_more(broker: Br
     await until(lambda: dead.ready)
     queue.settle(taken[0], taken[1], taken[1] + 1)
     queue.drop_expired()
-    assert not queue._may_expire
+    assert not queue.limits.may_expire
 
 
-async def test_what_a_round_is_storing_counts_for_a_queue_that_refuses_when_it_is_full(host: VirtualHost) -> None:
+async def test_messages_being_stored_count_towards_the_limit_of_a_queue_that_refuses(host: VirtualHost) -> None:
     queue = await declare(host, "q", x_max_length=3, x_overflow="reject-publish")
     assert say(queue, b"1", b"2") == [True, True]
     host.flushes.flush()  # under way, not there yet
@@ -175,7 +184,7 @@ async def test_what_a_round_is_storing_counts_for_a_queue_that_refuses_when_it_i
 
 
 async def expire_without_room(broker: Broker, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that is ready leaves the queue, finds no room elsewhere, and comes back."""
+    """Expire all ready messages while the disk refuses to store their dead letters."""
     count = queue.ready
     refusing = Refusing(lambda: queue.ready)
     with monkeypatch.context() as patched:
@@ -185,7 +194,7 @@ async def expire_without_room(broker: Broker, queue: Queue, monkeypatch: pytest.
         await until(lambda: queue.ready == count)
 
 
-async def test_what_expired_and_found_no_room_in_its_dead_letter_queue_is_moved_later(
+async def test_expired_messages_refused_by_a_full_disk_are_dead_lettered_later(
     broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = await declare(host, "dead")
@@ -197,7 +206,7 @@ async def test_what_expired_and_found_no_room_in_its_dead_letter_queue_is_moved_
     assert queue.ready == 0
 
 
-async def test_what_expired_in_memory_and_found_no_room_in_its_durable_dead_letter_queue_is_moved_later(
+async def test_messages_expired_in_memory_and_refused_by_a_full_disk_are_dead_lettered_later(
     broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = await declare(host, "dead")
@@ -211,10 +220,10 @@ async def test_what_expired_in_memory_and_found_no_room_in_its_durable_dead_lett
     assert queue.ready == 0 and bodies(dead) == [b"1", b"2"]
 
 
-async def test_what_memory_moves_to_the_disk_stays_in_memory_until_it_is_there(
+async def test_a_message_moved_from_memory_to_disk_stays_in_memory_until_it_is_durable(
     host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one behind it is acked meanwhile: that forgets neither of them too early, and both when it is over."""
+    """An ack of the next message meanwhile must not drop either record too early; both are dropped in the end."""
     dead = await declare(host, "dead")
     queue = await declare(host, "q", durable=False, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
     say(queue, b"1")
@@ -231,7 +240,7 @@ async def test_what_memory_moves_to_the_disk_stays_in_memory_until_it_is_there(
     assert queue.view.log.start_offset == 2 and queue.view.log.size_bytes == 0
 
 
-async def test_what_goes_to_a_queue_in_memory_goes_there_once_although_the_disk_is_full(
+async def test_a_dead_letter_for_a_queue_in_memory_is_moved_once_even_if_the_disk_is_full(
     broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = await declare(host, "dead", durable=False)
@@ -248,14 +257,14 @@ async def test_what_goes_to_a_queue_in_memory_goes_there_once_although_the_disk_
 
 
 @pytest.mark.parametrize("bound", [{"x_message_ttl": 30}, {"x_max_length": 1}, {"x_max_length_bytes": 1}])
-async def test_a_message_that_cannot_be_dead_lettered_comes_back_and_keeps_no_other(
+async def test_a_message_that_cannot_be_dead_lettered_is_retried_without_delaying_others(
     broker: Broker,
     host: VirtualHost,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     bound: dict[str, int],
 ) -> None:
-    """It was neither in its queue nor anywhere else until the next start."""
+    """Regression: the message was in no queue until the next start."""
     monkeypatch.setattr("headrace.broker.queues.dead_letter_outbox.RETRY_S", 0.001)
     dead = await declare(host, "dead")
     queue = await declare(host, "q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead", **bound)

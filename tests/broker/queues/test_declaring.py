@@ -1,4 +1,4 @@
-"""Queues, exchanges and bindings that change while somebody waits for the disk."""
+"""Concurrent changes to queues, exchanges and bindings while the disk is being written."""
 
 import asyncio
 from typing import Any
@@ -17,7 +17,7 @@ from tests.broker.queue_world import bodies, declare, declare_exchange, refuse, 
 # Deleting and declaring.
 
 
-async def test_a_queue_that_must_be_empty_is_not_deleted_with_what_came_while_the_deletion_waited(
+async def test_delete_if_empty_checks_again_for_messages_after_waiting_for_the_lock(
     host: VirtualHost,
 ) -> None:
     queue = await declare(host, "q")
@@ -31,7 +31,7 @@ async def test_a_queue_that_must_be_empty_is_not_deleted_with_what_came_while_th
     assert bodies(queue) == [b"confirmed"]
 
 
-async def test_a_queue_that_must_be_empty_stays_when_something_comes_while_the_catalog_is_written(
+async def test_delete_if_empty_checks_again_for_messages_after_writing_the_catalog(
     broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await declare(host, "q")
@@ -51,7 +51,7 @@ async def test_a_queue_that_must_be_empty_stays_when_something_comes_while_the_c
     await again.close()
 
 
-async def test_an_exchange_that_must_be_unused_stays_when_it_was_bound_while_the_deletion_waited(
+async def test_delete_if_unused_checks_again_for_bindings_after_waiting_for_the_lock(
     host: VirtualHost,
 ) -> None:
     queue = await declare(host, "q")
@@ -80,7 +80,7 @@ async def test_an_auto_delete_exchange_stays_when_it_was_bound_again_in_time(hos
     await until(lambda: "x" not in host.routing.exchanges)
 
 
-async def test_two_who_declare_different_exchanges_of_one_name_are_not_both_told_that_it_is_theirs(
+async def test_of_two_different_exchanges_declared_at_once_under_one_name_one_is_refused(
     host: VirtualHost,
 ) -> None:
     told = await asyncio.gather(
@@ -89,19 +89,19 @@ async def test_two_who_declare_different_exchanges_of_one_name_are_not_both_told
     assert [type(one) for one in told if isinstance(one, Exception)] == [ArgumentMismatch]
 
 
-async def test_a_queue_in_memory_does_not_take_the_name_of_one_that_is_being_stored(host: VirtualHost) -> None:
+async def test_a_queue_in_memory_cannot_take_the_name_of_one_being_stored(host: VirtualHost) -> None:
     told = await asyncio.gather(declare(host, "q"), declare(host, "q", durable=False), return_exceptions=True)
     assert [type(one) for one in told if isinstance(one, Exception)] == [ArgumentMismatch]
 
 
-async def test_an_exchange_in_memory_does_not_take_the_name_of_one_that_is_being_stored(host: VirtualHost) -> None:
+async def test_an_exchange_in_memory_cannot_take_the_name_of_one_being_stored(host: VirtualHost) -> None:
     told = await asyncio.gather(
         declare_exchange(host, "x"), declare_exchange(host, "x", durable=False), return_exceptions=True
     )
     assert [type(one) for one in told if isinstance(one, Exception)] == [ArgumentMismatch]
 
 
-async def test_a_delayed_exchange_that_is_declared_again_at_once_keeps_what_it_delays(
+async def test_a_delayed_exchange_deleted_and_declared_again_at_once_keeps_new_delayed_messages(
     broker: Broker, host: VirtualHost
 ) -> None:
     options: dict[str, Any] = {"arguments": {"x-delayed-type": "direct"}}
@@ -140,7 +140,7 @@ async def restarted(broker: Broker) -> tuple[Broker, list[str]]:
     return again, sorted(b.key for b in host.routing.bindings_to(host.queues["q"]))
 
 
-async def test_a_binding_that_could_not_be_stored_is_stored_when_it_is_asked_for_again(
+async def test_a_binding_that_could_not_be_stored_is_stored_when_it_is_made_again(
     broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await declare(host, "q")
@@ -154,9 +154,7 @@ async def test_a_binding_that_could_not_be_stored_is_stored_when_it_is_asked_for
     await again.close()
 
 
-async def test_a_binding_that_is_removed_while_it_is_being_stored_does_not_come_back(
-    broker: Broker, host: VirtualHost
-) -> None:
+async def test_a_binding_removed_while_it_is_being_stored_does_not_reappear(broker: Broker, host: VirtualHost) -> None:
     queue = await declare(host, "q")
     binding = asyncio.ensure_future(host.bind("amq.direct", queue, "key", {}))
     await asyncio.sleep(0)
@@ -181,7 +179,7 @@ async def test_a_binding_to_a_deleted_exchange_does_not_come_back_with_the_next_
     await again.close()
 
 
-async def test_unbinding_is_answered_when_the_disk_has_it(host: VirtualHost) -> None:
+async def test_unbind_returns_when_it_is_durable(host: VirtualHost) -> None:
     queue = await declare(host, "q")
     await host.bind("amq.direct", queue, "key", {})
     state = host.store._shard.state

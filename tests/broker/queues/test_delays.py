@@ -1,4 +1,4 @@
-"""Messages that wait for their time, whatever the clock, the disk or their publisher does."""
+"""Delayed messages: clock changes, full disks, damaged records and odd headers."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ from tests.broker.queue_world import Refusing, bodies, declare, declare_exchange
 
 
 async def test_a_dead_letter_for_a_delayed_exchange_waits_there_once(broker: Broker, host: VirtualHost) -> None:
-    """It was routed at once, and went round as fast as its consumer could reject it."""
+    """Regression: the dead letter was not delayed and circulated as fast as its consumer rejected it."""
     await declare_exchange(host, "x", DELAYED, arguments={"x-delayed-type": "fanout"})
     queue = await declare(host, "q", x_dead_letter_exchange="x")
     await host.bind("x", queue, "", {})
@@ -40,10 +40,8 @@ async def test_a_dead_letter_for_a_delayed_exchange_waits_there_once(broker: Bro
     assert host.delays.waiting("x") == 0
 
 
-async def test_whatever_the_clock_does_what_is_due_is_looked_for_within_a_minute(
-    broker: Broker, host: VirtualHost
-) -> None:
-    """Timers of the loop stand still while the machine sleeps, and know nothing of a clock that is set."""
+async def test_timers_check_for_due_messages_at_least_every_minute(broker: Broker, host: VirtualHost) -> None:
+    """Event-loop timers stop while the machine is suspended and do not follow the wall clock."""
     exchange = await declare_exchange(host, "x", DELAYED, arguments={"x-delayed-type": "fanout"})
     properties = edit(b"\0\0", headers={"x-delay": 50 * 60_000})
     assert host.delays.route(exchange, Message("x", "", properties, b"later"), host.clock.now_ms(), [""]).waits_in
@@ -51,11 +49,11 @@ async def test_whatever_the_clock_does_what_is_due_is_looked_for_within_a_minute
     say(mortal, b"old")
     await host.flushes.wait_all_durable()
     log = host.delays._logs["x"]
-    await until(lambda: log._timer is not None and mortal._timer is not None)
-    assert max(log._timer_at, mortal._timer_at) <= asyncio.get_running_loop().time() + 61
+    await until(lambda: log._timer is not None and mortal.limits.head_timer is not None)
+    assert max(log._timer_at, mortal.limits._head_timer_at) <= asyncio.get_running_loop().time() + 61
 
 
-async def test_a_delayed_message_that_found_no_room_when_it_was_due_comes_later(
+async def test_a_delayed_message_refused_by_a_full_disk_is_published_later(
     broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await delayed(host, b"1", b"2")
@@ -68,10 +66,10 @@ async def test_a_delayed_message_that_found_no_room_when_it_was_due_comes_later(
     assert bodies(queue) == [b"1", b"2"]
 
 
-async def test_a_delayed_message_that_is_not_in_memory_is_read_before_it_is_sent_and_keeps_nobody(
+async def test_a_due_message_is_read_from_disk_without_blocking_the_event_loop(
     broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop read it, and everybody waited for the disk."""
+    """Regression: the event loop read the message and blocked on the disk."""
     queue = await delayed(host, b"1", b"2")
     log = host.delays._logs["x"].view.log
     loads = Loads(broker.shard.loader)
@@ -100,18 +98,18 @@ async def test_a_delayed_message_that_cannot_be_read_does_not_hold_back_the_othe
 ) -> None:
     queue = await delayed(host, b"1", b"2", b"3")
     log = host.delays._logs["x"]
-    chunk = log.view.chunk
+    chunk = log.view.reader.chunk
 
     def damaged(run: Any) -> Any:
         return refuse() if run.start == 0 else chunk(run)
 
-    monkeypatch.setattr(log.view, "chunk", damaged)
+    monkeypatch.setattr(log.view.reader, "chunk", damaged)
     pass_time(broker)
     await until(lambda: queue.ready == 2)
     assert bodies(queue) == [b"2", b"3"]
 
 
-async def test_a_delayed_message_that_was_deleted_is_not_tried_for_ever(
+async def test_a_deleted_delayed_message_is_not_retried(
     broker: Broker, host: VirtualHost, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = await delayed(host, b"1", b"2")
@@ -125,7 +123,7 @@ async def test_a_delayed_message_that_was_deleted_is_not_tried_for_ever(
 async def test_a_delayed_message_with_a_strange_cc_does_not_hold_back_the_others(
     broker: Broker, host: VirtualHost
 ) -> None:
-    """As an earlier version kept it, which took anything for CC."""
+    """As stored by an earlier version, which did not check CC."""
     queue = await delayed(host, b"1")
     strange = Message("x", "", edit(b"\0\0", headers={"CC": 5}), b"0")
     log = host.delays._logs["x"]

@@ -1,4 +1,4 @@
-"""Queues whose rounds, moves and chores fail for one of them: that must stay alone."""
+"""A failure of one queue must not affect the others: flushes, dead letters, upkeep and statistics."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -11,8 +11,8 @@ from headrace.broker.broker import Broker
 from headrace.broker.metrics.history import History
 from headrace.broker.queues.dead_letter_browser import Selection, death_of
 from headrace.broker.queues.queue import Queue
-from headrace.broker.routing.publish_message import post
 from headrace.broker.types.message import Message
+from headrace.broker.vhosts.publish_message import publish_message
 from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.errors import StorageError
 from headrace.record.amqp.properties import edit
@@ -23,7 +23,7 @@ T = TypeVar("T")
 # Rounds.
 
 
-async def test_what_fails_for_one_queue_after_a_round_keeps_no_answer_from_others(
+async def test_a_failed_callback_of_one_queue_does_not_affect_the_waiters_of_others(
     host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damaged = await declare(host, "damaged", x_message_ttl=60_000)
@@ -31,13 +31,13 @@ async def test_what_fails_for_one_queue_after_a_round_keeps_no_answer_from_other
     await host.flushes.wait_all_durable()
     monkeypatch.setattr(damaged.view.log, "read", refuse)
     monkeypatch.setattr(damaged.view.log, "read_now", refuse)
-    damaged.view.release_chunk()
+    damaged.view.reader.release_chunk()
     say(damaged, b"2")
     async with asyncio.timeout(60):
         await host.flushes.wait_all_durable()
 
 
-async def test_what_fails_for_one_queue_in_memory_keeps_no_turn_from_others(
+async def test_a_failure_of_one_queue_in_memory_does_not_stop_the_flush_of_others(
     host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad, good = await declare(host, "bad", durable=False), await declare(host, "good", durable=False)
@@ -52,8 +52,8 @@ async def test_what_fails_for_one_queue_in_memory_keeps_no_turn_from_others(
     assert (bodies(bad), bodies(good)) == ([b"2"], [b"1", b"2"])
 
 
-async def test_a_dead_letter_whose_key_is_no_utf8_moves_with_its_key(host: VirtualHost) -> None:
-    """It could not be written into x-death, and other queues in memory stopped with it."""
+async def test_a_dead_letter_keeps_a_routing_key_that_is_not_utf8(host: VirtualHost) -> None:
+    """Regression: encoding x-death failed, and other queues in memory were not flushed."""
     dead = await declare(host, "dead", durable=False)
     moving = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
     bounded = await declare(host, "bounded", durable=False, x_max_length=1, **moving)
@@ -78,7 +78,7 @@ async def test_a_dead_letter_whose_key_is_no_utf8_moves_with_its_key(host: Virtu
 @pytest.mark.parametrize(
     "forged", [{"x-death": 5}, {"CC": 5}, {"x-death": [{"queue": "q", "reason": "rejected", "count": "many"}]}]
 )
-async def test_a_dead_letter_moves_whatever_its_publisher_put_into_the_headers_of_its_history(
+async def test_a_message_with_malformed_death_headers_is_dead_lettered(
     host: VirtualHost, forged: dict[str, Any]
 ) -> None:
     dead = await declare(host, "dead", durable=False)
@@ -92,7 +92,7 @@ async def test_a_dead_letter_moves_whatever_its_publisher_put_into_the_headers_o
     await until(lambda: dead.ready)
 
 
-async def test_a_message_that_was_rejected_once_goes_in_no_circle_after_that(broker: Broker, host: VirtualHost) -> None:
+async def test_an_old_rejection_does_not_disable_cycle_detection(broker: Broker, host: VirtualHost) -> None:
     to_itself = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "q"}
     queue = await declare(host, "q", durable=False, x_message_ttl=1000, **to_itself)
     say(queue, b"1")
@@ -109,8 +109,8 @@ async def test_a_message_that_was_rejected_once_goes_in_no_circle_after_that(bro
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-async def test_what_comes_for_a_deleted_queue_is_no_error_of_others(host: VirtualHost, atomic: bool) -> None:
-    """A publish in two pieces of which the second came after the deletion: everybody in that flush was told 541."""
+async def test_a_publish_to_a_deleted_queue_does_not_fail_the_flush_of_others(host: VirtualHost, atomic: bool) -> None:
+    """Regression: a body frame that arrived after the deletion failed everyone in that flush with 541."""
     doomed, good = await declare(host, "doomed"), await declare(host, "good")
     await host.delete_queue("doomed")
     assert doomed.view.log.is_deleted
@@ -122,14 +122,14 @@ async def test_what_comes_for_a_deleted_queue_is_no_error_of_others(host: Virtua
         host.flushes.end_atomic()
     await host.flushes.wait_all_durable()
     assert bodies(good) == [b"1"]
-    assert doomed.view.pending == 0
+    assert doomed.view.pending.records == 0
 
 
-async def test_a_flush_is_not_answered_before_those_that_began_earlier(
+async def test_waiters_of_a_flush_are_notified_after_those_of_earlier_flushes(
     host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A confirm speaks for all before it: what an earlier flush was still storing was confirmed with the later one."""
-    monkeypatch.setattr("headrace.broker.queues.flush.HELD_BYTES_MAX", 0)
+    """A confirm covers all earlier publishes. Regression: a later flush confirmed those of a running one."""
+    monkeypatch.setattr("headrace.broker.queues.flush.WAITING_BYTES_MAX", 0)
     doomed, good = await declare(host, "doomed"), await declare(host, "good")
     await host.delete_queue("doomed")
     told: list[tuple[str, int]] = []
@@ -141,7 +141,7 @@ async def test_a_flush_is_not_answered_before_those_that_began_earlier(
     assert told == [("good", 1), ("doomed", 1)]
 
 
-async def test_a_reservation_that_was_stored_is_known_although_another_queue_of_its_round_was_refused(
+async def test_a_stored_reservation_takes_effect_even_if_another_queue_of_the_flush_is_refused(
     host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue, other = await declare(host, "q"), await declare(host, "other")
@@ -157,16 +157,16 @@ async def test_a_reservation_that_was_stored_is_known_although_another_queue_of_
     assert bodies(queue) == [b"1", b"2"]
 
 
-async def test_settles_that_the_disk_refuses_are_not_tried_again_at_once(
+async def test_refused_settles_are_not_retried_immediately(
     broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It took all of a core for as long as the disk was full."""
+    """Regression: retries used a whole core while the disk was full."""
     queue = await declare(host, "q")
     say(queue, b"1")
     await host.flushes.wait_all_durable()
     taken = queue.get()
     assert taken is not None
-    await host.flushes.settles_stored()
+    await host.flushes.wait_settles_stored()
     monkeypatch.setattr("headrace.broker.queues.flush.RETRY_S", 3600)
     refusing = Refusing(lambda: queue.unacked)
     with monkeypatch.context() as patched:
@@ -180,13 +180,13 @@ async def test_settles_that_the_disk_refuses_are_not_tried_again_at_once(
         for _ in range(20):
             await asyncio.sleep(0)
         assert len(refusing.times) == 2
-    await host.flushes.settles_stored()
+    await host.flushes.wait_settles_stored()
 
 
 # Background work.
 
 
-async def test_a_damaged_queue_does_not_keep_the_disk_space_of_those_behind_it(
+async def test_a_damaged_queue_does_not_prevent_reclaiming_the_space_of_others(
     broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damaged, other = await declare(host, "damaged"), await declare(host, "other")
@@ -203,7 +203,7 @@ async def test_a_damaged_queue_does_not_keep_the_disk_space_of_those_behind_it(
     assert looked == [damaged.view, other.view]
 
 
-async def test_the_numbers_of_the_broker_go_on_when_one_queue_cannot_be_counted(
+async def test_history_continues_when_one_queue_cannot_be_sampled(
     broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     await declare(host, "q")
@@ -246,21 +246,21 @@ async def test_housekeeping_goes_on_when_a_chore_fails_whatever_it_says(broker: 
     task.cancel()
 
 
-async def test_what_is_posted_has_the_answer_of_its_own_queues(
-    host: VirtualHost, monkeypatch: pytest.MonkeyPatch
+async def test_publish_message_reports_the_outcome_of_its_own_queues_only(
+    broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody else's queue refused, and whoever posted to another one was told so."""
+    """Regression: a refusal by another queue was reported to the publisher."""
     good, bad = await declare(host, "good"), await declare(host, "bad")
     monkeypatch.setattr(bad.view.log, "append", refuse)
     say(bad, b"x")
-    assert await post(host, Message("", "good", b"\0\0", b"1"), ["good"]) == 1
+    assert await publish_message(host, broker.pressure, Message("", "good", b"\0\0", b"1"), ["good"]) == 1
     with pytest.raises(StorageError):
-        await post(host, Message("", "bad", b"\0\0", b"1"), ["bad"])
+        await publish_message(host, broker.pressure, Message("", "bad", b"\0\0", b"1"), ["bad"])
     assert bodies(good) == [b"1"]
 
 
 async def beside_a_refusal(host: VirtualHost, monkeypatch: pytest.MonkeyPatch, work: Coroutine[Any, Any, T]) -> T:
-    """The outcome of something that waits for a flush in which another queue's log refuses what it is to store."""
+    """Await `work` while a flush is running in which the log of another queue refuses its batch."""
     bad = await declare(host, "bad")
     monkeypatch.setattr(bad.view.log, "append", refuse)
     with monkeypatch.context() as held:
@@ -272,7 +272,7 @@ async def beside_a_refusal(host: VirtualHost, monkeypatch: pytest.MonkeyPatch, w
     return await task
 
 
-async def test_a_clean_stop_flags_nothing_although_a_queue_refuses(
+async def test_a_clean_stop_saves_exact_positions_even_if_a_queue_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(tmp_path) as broker:
@@ -288,7 +288,7 @@ async def test_a_clean_stop_flags_nothing_although_a_queue_refuses(
         assert (taken[2].body, taken[3]) == (b"1", False)
 
 
-async def test_a_replay_can_be_stopped_although_a_queue_refuses(
+async def test_a_replay_can_be_stopped_while_another_queue_refuses(
     broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = await declare(host, "dead")
@@ -302,11 +302,11 @@ async def test_a_replay_can_be_stopped_although_a_queue_refuses(
 
 
 async def test_a_queue_that_expires_while_the_broker_stops_is_left_to_the_next_start(tmp_path: Path) -> None:
-    """Its deletion was begun when nobody waited for it any more, and found the threads gone: a traceback in the log."""
+    """Regression: the deletion started after the threads had stopped, and logged a traceback."""
     async with opened(tmp_path) as broker:
         host = broker.vhosts.get("/")
         queue = await declare(host, "expiring", x_expires=60_000)
         await host.close()  # as the broker does it, before it stores the rest
-        assert host.delete_soon(queue) is None
+        assert host._delete_unused(queue) is None
     async with opened(tmp_path) as broker:
         assert "expiring" in broker.vhosts.get("/").queues

@@ -1,4 +1,4 @@
-"""How many queues a vhost may have, who is counted, and where it is written."""
+"""The queue limit of a vhost: which queues count, and where the limit is stored."""
 
 import asyncio
 from pathlib import Path
@@ -8,12 +8,12 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.vhosts.definitions import export, import_
-from headrace.broker.vhosts.metadata import Metadata
+from headrace.broker.vhosts.settings import Metadata
 from headrace.errors import InvalidInput, NotFound, QueueLimitReached
 from tests.broker.queue_world import declare, opened
 
 
-async def test_a_vhost_has_no_more_queues_than_its_limit_says(broker: Broker) -> None:
+async def test_a_vhost_cannot_exceed_its_queue_limit(broker: Broker) -> None:
     host = await broker.vhosts.create("team")
     await declare(host, "one")
     await broker.vhosts.set_limits("team", {"max-queues": 2})
@@ -31,7 +31,7 @@ async def test_a_vhost_has_no_more_queues_than_its_limit_says(broker: Broker) ->
     await declare(host, "four")
 
 
-async def test_queues_that_are_declared_at_once_share_the_room_there_is(broker: Broker) -> None:
+async def test_queues_declared_concurrently_count_towards_the_limit(broker: Broker) -> None:
     host = broker.vhosts.get("/")
     await broker.vhosts.set_limits("/", {"max-queues": 2})
     tries = [declare(host, f"q{number}", durable=number % 2 == 0) for number in range(6)]
@@ -41,7 +41,7 @@ async def test_queues_that_are_declared_at_once_share_the_room_there_is(broker: 
 
 
 async def test_the_last_queue_there_is_room_for_may_be_declared_by_many_at_once(broker: Broker) -> None:
-    """As consumers do that start together."""
+    """As consumers that start together do."""
     host = broker.vhosts.get("/")
     await broker.vhosts.set_limits("/", {"max-queues": 1})
 
@@ -52,7 +52,7 @@ async def test_the_last_queue_there_is_room_for_may_be_declared_by_many_at_once(
     assert len(set(await asyncio.gather(declare(host, "jobs"), a_moment_later(), a_moment_later()))) == 1
 
 
-async def test_a_topic_that_somebody_asked_for_takes_no_room_of_queues(broker: Broker) -> None:
+async def test_topics_do_not_count_towards_the_queue_limit(broker: Broker) -> None:
     host = broker.vhosts.get("/")
     await broker.streams.create("clicks", 1, {})
     assert host.find_topic("clicks")
@@ -78,7 +78,7 @@ async def test_the_limits_of_a_vhost_outlive_a_restart_and_new_metadata_and_go_w
 
 
 @pytest.mark.parametrize("wrong", [{"max-fun": 1}, {"max-queues": "1"}, {"max-queues": True}, {"max-queues": 1 << 40}])
-async def test_a_limit_that_is_none_is_refused_and_nothing_changes(broker: Broker, wrong: dict[str, Any]) -> None:
+async def test_an_invalid_limit_is_refused_and_nothing_changes(broker: Broker, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         await broker.vhosts.set_limits("/", wrong)
     assert broker.vhosts.get("/").limits == {}
@@ -102,7 +102,7 @@ async def test_the_limits_of_vhosts_are_part_of_definitions_as_in_rabbitmq(broke
 async def test_definitions_with_more_queues_than_the_limit_are_refused_before_anything_is_done(broker: Broker) -> None:
     limited: dict[str, Any] = {"component": "vhost-limits", "vhost": "/", "name": "limits", "value": {"max-queues": 1}}
     queues = [{"name": "one"}, {"name": "two"}]
-    with pytest.raises(InvalidInput, match="more queues than its limit of 1"):
+    with pytest.raises(InvalidInput, match="would exceed its limit of 1 queues"):
         await import_(broker, {"parameters": [limited], "queues": queues})
     assert not broker.vhosts.get("/").queues and not broker.vhosts.get("/").limits
     await import_(broker, {"queues": queues})

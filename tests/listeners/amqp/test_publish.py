@@ -343,7 +343,7 @@ def one_flush(running: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 
 def pending(running: Running, *queues: str) -> tuple[int, ...]:
-    return tuple(running.queue(queue).view.pending for queue in queues)
+    return tuple(running.queue(queue).view.pending.records for queue in queues)
 
 
 @pytest.mark.parametrize("properties", [b"\0\0", encode_properties({"expiration": "3600000"})])
@@ -528,7 +528,7 @@ def test_a_message_that_cannot_be_read_keeps_no_other_from_its_queue(
     def damaged(*_: object) -> None:
         raise StorageError("damaged")
 
-    monkeypatch.setattr(running.queue(bad).view, "chunk", damaged)
+    monkeypatch.setattr(running.queue(bad).view.reader, "chunk", damaged)
     if how == "nack":
         channel.basic_nack(0, multiple=True, requeue=False)
         with pytest.raises(ConnectionClosedByBroker, match="damaged"):

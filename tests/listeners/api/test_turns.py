@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from headrace.broker.cooperative import yielding
-from headrace.broker.cooperative.yielding import STEP, YieldEvery
+from headrace.broker import cooperative
+from headrace.broker.cooperative import STEP, YieldEvery
 from tests.listeners.api.conftest import Served
 from tests.listeners.api.test_api import post, put_queue
 
@@ -37,7 +37,7 @@ def counted_rests(monkeypatch: pytest.MonkeyPatch) -> list[YieldEvery]:
         await rest(self)
 
     monkeypatch.setattr(YieldEvery, "rest", counted)
-    monkeypatch.setattr(yielding, "TURN_S", 0.0)
+    monkeypatch.setattr(cooperative, "TURN_S", 0.0)
     return rests
 
 
@@ -100,13 +100,13 @@ def test_scanning_many_dead_letters_does_not_block_the_event_loop(
 
 async def test_yielding_lets_other_tasks_run_first(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(yielding, "_now", lambda: now)
+    monkeypatch.setattr(cooperative, "_now", lambda: now)
     seen: list[object] = []
     asyncio.get_running_loop().call_soon(seen.append, "another")
     work = YieldEvery()
     await work.rest()
     assert seen == [], "not yet: this turn has only begun"
-    now += yielding.TURN_S * 2
+    now += cooperative.TURN_S * 2
     await work.rest()
     assert seen == ["another"]
     assert await work.map(str, range(100)) == [str(n) for n in range(100)]

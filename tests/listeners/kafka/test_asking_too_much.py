@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery
 from headrace.listeners.kafka import listener as kafka_listener
 from headrace.listeners.kafka.data import fetch, fetch_sessions
 from headrace.listeners.kafka.errors import Code

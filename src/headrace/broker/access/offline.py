@@ -1,4 +1,4 @@
-"""Users of a data folder that no broker has open: whoever owns the files is never locked out."""
+"""Changes users of a data folder while no broker runs, so that the owner of the files is never locked out."""
 
 import asyncio
 from collections.abc import Coroutine, Iterator
@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 from headrace.broker.access.permissions import Permission, TopicPermission
 from headrace.broker.access.users import Users
 from headrace.broker.catalog.file_catalog import FileCatalog
-from headrace.broker.vhosts.vhosts import CATALOG_KIND as VHOSTS
-from headrace.broker.vhosts.vhosts import DEFAULT
+from headrace.broker.types.vhost_names import CATALOG_KIND, DEFAULT
 from headrace.errors import NotFound, VirtualHostNotFound
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk, RealDisk
@@ -19,7 +18,7 @@ T = TypeVar("T")
 
 
 class OfflineUsers:
-    """The calls of Users, waited for; what a broker knows about vhosts is asked here."""
+    """Blocking versions of the methods of Users, for the command line."""
 
     def __init__(self, users: Users, vhosts: frozenset[str], runner: asyncio.Runner) -> None:
         self.users = users
@@ -57,16 +56,16 @@ class OfflineUsers:
 
 @contextmanager
 def offline_users(data_dir: str, disk: Disk | None = None) -> Iterator[OfflineUsers]:
-    """DataFolderLocked while a broker has the folder; NotFound where none ever had one."""
+    """Raises DataFolderLocked while a broker uses the folder, and NotFound if it is not a data folder."""
     disk = disk or RealDisk()
     if not disk.exists(f"{data_dir}/{paths.CATALOG}"):
         raise NotFound(f"{data_dir} is not the data folder of a broker")
     lock = disk.lock(f"{data_dir}/{paths.LOCK}")
     try:
-        follower.promote(disk, data_dir)  # its leader does not know what is changed here
+        follower.promote(disk, data_dir)  # a standby's copy would differ from its leader after a change
         with asyncio.Runner() as runner:
             catalog = FileCatalog(disk, data_dir)
-            vhosts = frozenset((DEFAULT, *(document["identity"][0] for document in catalog.load(VHOSTS))))
+            vhosts = frozenset((DEFAULT, *(document["identity"][0] for document in catalog.load(CATALOG_KIND))))
             users = Users(catalog)
             try:
                 users.first_start(vhosts)

@@ -1,5 +1,5 @@
-"""What a user may do in a vhost, in RabbitMQ's model: three patterns for names, and two for the routing keys of
-each topic exchange that has a rule."""
+"""Permissions of a user in a vhost, as in RabbitMQ: three patterns for names of queues and exchanges, and two for the
+routing keys of each topic exchange that has a rule."""
 
 from collections.abc import Mapping
 
@@ -8,9 +8,9 @@ import msgspec
 from headrace.broker.access.regex import Pattern, compile_pattern, escape
 from headrace.errors import InvalidInput, InvalidPattern
 
-DEFAULT_EXCHANGE = "amq.default"  # how rights speak of the exchange whose name is empty
-NOTHING = "^$"  # a pattern that no name matches, since none is empty
-PATTERN_CHARACTERS_MAX = 8192  # lists of names are long; RE2 sees to it that they cost no more than their length
+DEFAULT_EXCHANGE = "amq.default"  # how permissions name the default exchange, whose name is empty
+NOTHING = "^$"  # matches no name, since names are not empty
+PATTERN_CHARACTERS_MAX = 8192  # lists of names are long; RE2's time is linear in their length
 
 
 class Permission(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ def check_patterns(permission: Permission | TopicPermission) -> None:
 
 
 class Rights:
-    """Of one user in one vhost, as they are now: whoever keeps one compares Users.version."""
+    """The permissions of one user in one vhost. A caller that keeps them must compare Users.version."""
 
     __slots__ = ("_configure", "_read", "_topics", "_write", "may_write_something")
 
@@ -52,7 +52,7 @@ class Rights:
             for exchange, rule in topics.items()
         }
 
-    # Names of queues and of exchanges; "" is the default exchange, since no queue is called that.
+    # Names of queues and exchanges; "" is the default exchange, since no queue has an empty name.
 
     def may_configure(self, name: str) -> bool:
         return self._configure.search(name or DEFAULT_EXCHANGE)
@@ -63,7 +63,7 @@ class Rights:
     def may_read(self, name: str) -> bool:
         return self._read.search(name or DEFAULT_EXCHANGE)
 
-    # Routing keys at a topic exchange; without a rule for it, all of them.
+    # Routing keys of a topic exchange; all of them if the exchange has no rule.
 
     def has_topic_rule(self, exchange: str) -> bool:
         return exchange in self._topics
@@ -78,9 +78,9 @@ class Rights:
 
 
 def _searched(text: str) -> Pattern:
-    return compile_pattern(text or NOTHING)  # as RabbitMQ: an empty pattern is for the empty name only
+    return compile_pattern(text or NOTHING)  # as in RabbitMQ, an empty pattern matches only the empty name
 
 
 def _filled_in(text: str, user: str, vhost: str) -> Pattern:
-    """With {username} and {vhost} in the place of these words. Literally: a name is no pattern."""
+    """Replace {username} and {vhost}, escaped: a name is not a pattern."""
     return _searched(text.replace("{username}", escape(user)).replace("{vhost}", escape(vhost)))

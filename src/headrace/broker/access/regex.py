@@ -1,9 +1,8 @@
-"""Regular expressions that people bring: of policies, of rights, of Kafka subscriptions. One engine for all.
+"""Regular expressions from users: of policies, permissions and Kafka subscriptions. All use RE2.
 
-RE2 takes time that grows with the length of the name and no faster, whatever the pattern: Python's own engine
-can be kept busy for hours with a dozen characters. The price is that RE2 knows neither back references nor
-look-around. One kind of look-around is in too many guides to refuse, ^(?!amq\\.).*: look-ahead at the very
-beginning is a second pattern to be tried at the same place, and that is how it is done here.
+RE2's time is linear in the length of the name for every pattern, while a dozen characters can keep Python's engine busy
+for hours. RE2 has neither back references nor look-around. Guides often recommend one kind of look-around,
+^(?!amq\\.).*, so a look-ahead at the very beginning is supported here, as a second pattern.
 """
 
 import re
@@ -15,18 +14,18 @@ import re2
 
 from headrace.errors import InvalidPattern
 
-# A compiled pattern with what it remembers about names. RE2 refuses a pattern that would need more.
+# Of a compiled pattern with its cache. RE2 refuses a pattern that would need more.
 MEMORY_BYTES_MAX = 1 << 20
 COMPILED_MAX = 512
-EVERYTHING = frozenset((".*", "^.*", ".*$"))  # ^.*$ is not of them: a line break ends its dots
-# Most patterns are a name, a beginning or an end. Comparing text is ten times cheaper than asking RE2, which counts
-# when a policy meets ten thousand queues.
+EVERYTHING = frozenset((".*", "^.*", ".*$"))  # not ^.*$: its dots do not match a line break
+# Most patterns are a name, a prefix or a suffix. Comparing strings is ten times faster than RE2, which matters when a
+# policy is applied to ten thousand queues.
 _PLAIN = re.compile(r"(\^?)((?:[A-Za-z0-9_-]|\\[.:/-])+)(\$?)")
 _AHEAD = {"(?!": False, "(?=": True}
 
 
 class Pattern:
-    """A compiled pattern. Names are given as text; RE2 sees them as UTF-8."""
+    """A compiled pattern. RE2 matches names as UTF-8."""
 
     __slots__ = ("_body", "_guards", "search", "text")
 
@@ -42,7 +41,7 @@ class Pattern:
         return self._tried(name, self._body.search)
 
     def fullmatch(self, name: str) -> bool:
-        """Whether the pattern describes the name from its beginning to its end."""
+        """Whether the pattern matches the whole name."""
         return self._tried(name, self._body.fullmatch)
 
     def _tried(self, name: str, body: Any) -> bool:
@@ -54,12 +53,12 @@ class Pattern:
 
 @lru_cache(maxsize=COMPILED_MAX)
 def compile_pattern(text: str) -> Pattern:
-    """InvalidPattern, with the pattern and what is wrong with it, when RE2 does not take it."""
+    """Raises InvalidPattern with the pattern and RE2's reason."""
     return Pattern(text)
 
 
 def _compared(text: str) -> Callable[[str], bool] | None:
-    """The pattern as a comparison of text, where it is one."""
+    """The pattern as a string comparison, if it is one."""
     if text in EVERYTHING:
         return lambda name: True
     plain = _PLAIN.fullmatch(text)
@@ -74,13 +73,13 @@ def _compared(text: str) -> Callable[[str], bool] | None:
 
 
 def escape(text: str) -> str:
-    """The pattern that finds this text and nothing else."""
+    """A pattern that matches exactly this text."""
     return str(re2.escape(text))
 
 
 def _regexp(text: str, whole: str) -> Any:
     options = re2.Options()
-    options.log_errors = False  # to the process's stderr, past the log
+    options.log_errors = False  # they would go to stderr, not to the log
     options.max_mem = MEMORY_BYTES_MAX
     options.never_capture = True
     try:
@@ -92,13 +91,13 @@ def _regexp(text: str, whole: str) -> Any:
 
 
 def _split_look_ahead(text: str) -> tuple[list[tuple[str, bool]], str]:
-    """What the name must (True) or must not (False) begin with, and the pattern without these conditions."""
+    """The look-aheads at the beginning, each with whether it must match, and the rest of the pattern."""
     guards: list[tuple[str, bool]] = []
     rest = text.removeprefix("^")
     while rest != text and rest[:3] in _AHEAD and "\\Q" not in text:
         end, _ = _scan(rest)
         if end is None:
-            break  # RE2 says what is wrong with it
+            break  # RE2 will report the error
         guards.append((rest[3:end], _AHEAD[rest[:3]]))
         rest = rest[end + 1 :]
     if not guards:
@@ -109,7 +108,7 @@ def _split_look_ahead(text: str) -> tuple[list[tuple[str, bool]], str]:
 
 
 def _scan(text: str) -> tuple[int | None, bool]:
-    """(where the parenthesis at the beginning of the text is closed, whether there is a | outside all of them)."""
+    """(index of the parenthesis that closes the first one, whether there is a | outside all parentheses)."""
     depth, at, has_choice = 0, 0, False
     closed: int | None = None
     while at < len(text):
@@ -131,7 +130,7 @@ def _scan(text: str) -> tuple[int | None, bool]:
 
 
 def _class_end(text: str, at: int) -> int:
-    """Where a class such as [^]a-z[:digit:]\\]] ends, given where it begins."""
+    """The index of the end of a character class such as [^]a-z[:digit:]\\]]."""
     at += 1
     if text[at : at + 1] == "^":
         at += 1

@@ -1,6 +1,6 @@
-"""What SCRAM (RFC 5802) needs of a password: keys that prove who knows it, and do not tell it.
+"""Keys of SCRAM (RFC 5802), which verify a password without revealing it.
 
-Made when a password is set: they cannot be made from a hash in RabbitMQ's form.
+They are derived when a password is set, as they cannot be derived from a hash in RabbitMQ's format.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from headrace.errors import InvalidInput
 
 SHA256, SHA512 = "SCRAM-SHA-256", "SCRAM-SHA-512"
 HASHES = {SHA256: "sha256", SHA512: "sha512"}
-ITERATIONS_MIN, ITERATIONS_MAX = 4096, 16384  # Kafka's
+ITERATIONS_MIN, ITERATIONS_MAX = 4096, 16384  # as in Kafka
 SALT_BYTES = 24
 SALT_BYTES_MAX = 1024
 
@@ -32,7 +32,7 @@ Credentials = dict[str, ScramKeys]  # by mechanism
 
 
 def of_password(password: str) -> Credentials:
-    """For every mechanism. Takes some milliseconds, as it should."""
+    """Keys of every mechanism. Takes some milliseconds, by design."""
     found = {}
     for mechanism, hash_name in HASHES.items():
         salt = secrets.token_bytes(SALT_BYTES)
@@ -52,7 +52,7 @@ def of_salted(mechanism: str, salted_password: bytes, salt: bytes, iterations: i
 
 
 def proves(mechanism: str, keys: ScramKeys, said: bytes, proof: bytes) -> bool:
-    """Whether whoever signed what both sides said knows the password."""
+    """Whether the proof, a signature of the exchanged messages, shows that the client knows the password."""
     signature = digest(mechanism, keys.stored_key, said)
     if len(proof) != len(signature):
         return False
@@ -65,11 +65,11 @@ def digest(mechanism: str, key: bytes, message: bytes) -> bytes:
 
 
 def checked(found: Any) -> Credentials:
-    """Credentials out of a document; InvalidInput if they are none."""
+    """Credentials from a document; raises InvalidInput."""
     try:
         credentials = msgspec.convert(found, Credentials)
     except msgspec.ValidationError as error:
-        raise InvalidInput(f"these are no SCRAM credentials: {error}") from None
+        raise InvalidInput(f"invalid SCRAM credentials: {error}") from None
     check(credentials)
     return credentials
 
@@ -77,7 +77,7 @@ def checked(found: Any) -> Credentials:
 def check(credentials: Mapping[str, ScramKeys]) -> None:
     for mechanism, keys in credentials.items():
         if mechanism not in HASHES:
-            raise InvalidInput(f"there is no SCRAM mechanism {mechanism!r:.40}")
+            raise InvalidInput(f"unknown SCRAM mechanism {mechanism!r:.40}")
         size = hashlib.new(HASHES[mechanism]).digest_size
         if len(keys.stored_key) != size or len(keys.server_key) != size:
             raise InvalidInput(f"a key of {mechanism} has {size} bytes")

@@ -1,7 +1,6 @@
-"""Who there is and what they may do: users, their permissions in each vhost, their rules for routing keys.
+"""Users, their permissions in each vhost, and their topic permissions. RabbitMQ's model, stored in the catalog.
 
-RabbitMQ's model, kept in the catalog. A change is durable when it returns. Whoever keeps an answer remembers
-the version it was given at: it grows with every change.
+A change is durable when it returns. `version` grows with every change: a caller that caches an answer must compare it.
 """
 
 import asyncio
@@ -18,17 +17,17 @@ from headrace.broker.access import scram_keys as scram
 from headrace.broker.access.permissions import EVERYTHING, Permission, Rights, TopicPermission, check_patterns
 from headrace.broker.access.scram_keys import Credentials
 from headrace.broker.catalog.catalog import Catalog, Identity, shaped
-from headrace.broker.cooperative.changes import to_the_end
+from headrace.broker.cooperative import to_the_end
 from headrace.errors import InvalidInput, NotFound, StorageError
 
 logger = logging.getLogger("headrace.users")
 
 USERS, PERMISSIONS, TOPIC_PERMISSIONS = "users", "permissions", "topic_permissions"
 GUEST = DEFAULT_PASSWORD = "guest"
-LOOPBACK_USERS = frozenset((GUEST,))  # who may come from this machine only
+LOOPBACK_USERS = frozenset((GUEST,))  # may connect only from this machine
 NAME_BYTES_MAX = 255
 TAGS_MAX = 64
-# RabbitMQ's. Others may be given and mean nothing here.
+# RabbitMQ's tags. Others are kept but have no meaning here.
 ADMINISTRATOR, IMPERSONATOR = "administrator", "impersonator"
 
 Key = TypeVar("Key", bound=Identity)
@@ -37,7 +36,7 @@ _KEPT = ("password_hash", "hashing_algorithm", "scram", "tags", "limits")
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    password_hash: str = ""  # empty: nobody logs in with a password
+    password_hash: str = ""  # empty: no login with a password
     hashing_algorithm: str = passwords.SHA256
     scram: Credentials = {}  # of the same password, unless a Kafka client set others
     tags: tuple[str, ...] = ()
@@ -49,11 +48,11 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def may_impersonate(self) -> bool:
-        """Whether its messages may carry another user's name."""
+        """Whether its messages may carry another user_id."""
         return IMPERSONATOR in self.tags
 
     def limit(self, name: str) -> int | None:
-        """max-connections or max-channels; None where there is no bound."""
+        """max-connections or max-channels; None: no limit."""
         found = self.limits.get(name)
         return found if type(found) is int and found >= 0 else None
 
@@ -76,7 +75,7 @@ class _StoredUser(msgspec.Struct):
             passwords.check_hash(self.password_hash, self.hashing_algorithm)
             scram.check(self.scram)
         except InvalidInput as error:
-            raise ValueError(str(error)) from None  # the only kind that msgspec says as its own
+            raise ValueError(str(error)) from None  # msgspec reports only these as validation errors
 
 
 class _StoredPermission(Permission, frozen=True, kw_only=True):
@@ -88,7 +87,7 @@ class _StoredTopicPermission(TopicPermission, frozen=True, kw_only=True):
 
 
 class Users:
-    """Asked on the event loop, out of memory; changes wait for the disk in a thread, one after the other."""
+    """Reads are answered from memory, on the event loop. Changes are written in a thread, one after the other."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -121,13 +120,13 @@ class Users:
         self._changed()
 
     def first_start(self, vhosts: Iterable[str]) -> None:
-        """Blocking. A folder that never had a user, a new one or one of an earlier version, gets guest."""
+        """Create guest in a folder that never had a user: a new one, or one of an earlier version. Blocks."""
         if self._was_started:
             return
         for vhost in vhosts:
             self._catalog.put(PERMISSIONS, (vhost, GUEST), msgspec.to_builtins(EVERYTHING))
             self._permissions[vhost, GUEST] = EVERYTHING
-        # Last: until it is there, a crash leaves a folder that never had a user.
+        # The user last: a crash before this leaves a folder that never had a user.
         guest = User(name=GUEST, tags=(ADMINISTRATOR,), **_secrets(DEFAULT_PASSWORD))
         self._catalog.put(USERS, (GUEST,), _document(guest))
         self._users[GUEST] = guest
@@ -137,7 +136,7 @@ class Users:
     def close(self) -> None:
         self._thread.shutdown()
 
-    # Asking.
+    # Reading.
 
     def users(self) -> list[User]:
         return [user for _, user in sorted(self._users.items())]
@@ -160,7 +159,7 @@ class Users:
         return dict(sorted(self._topics.items()))
 
     def authenticate(self, name: str, password: str) -> User | None:
-        """None for a user there is not as for a wrong password, after the same work."""
+        """None for an unknown user and for a wrong password, after the same amount of work."""
         user = self._users.get(name)
         may_log_in = user is not None and user.password_hash and password
         stored, algorithm = passwords.NOBODY, passwords.SHA256
@@ -174,25 +173,25 @@ class Users:
         return None if user is None else user.scram.get(mechanism)
 
     def rights(self, user: str, vhost: str) -> Rights | None:
-        """None: the user may not enter the vhost."""
+        """None if the user has no access to the vhost."""
         key = (vhost, user)
         if key not in self._rights:
             permission = self._permissions.get(key) if user in self._users else None
             if permission is None:
-                return None  # not kept: names that never were would fill the memory
+                return None  # not cached: invalid names would fill the memory
             topics = {exchange: rule for (*where, exchange), rule in self._topics.items() if (*where,) == key}
             self._rights[key] = Rights(user, vhost, permission, topics)
         return self._rights[key]
 
     @property
     def guest_is_default(self) -> bool:
-        """Whether guest is there with the password that everybody knows."""
+        """Whether guest exists with its default password."""
         return self.authenticate(GUEST, DEFAULT_PASSWORD) is not None
 
     # Changing.
 
     def on_removed(self, watcher: Callable[[str], None]) -> None:
-        """Called with the name of each user that has been removed."""
+        """Call the watcher with the name of each user that is removed."""
         self._watchers.append(watcher)
 
     @to_the_end
@@ -207,15 +206,14 @@ class Users:
         tags: Iterable[str] | str | None = None,
         limits: Mapping[str, Any] | None = None,
     ) -> User:
-        """Makes or changes a user. What is None stays as it was; a new user without a password cannot log in.
-
-        With a hash come the keys for SCRAM that were made of the same password, if they are known.
+        """Create or change a user. Arguments that are None leave their field as it is; a new user without a password
+        cannot log in. `scram_keys` belong to `password_hash`: both must be derived from the same password.
         """
         check_name("user", name)
         changes: dict[str, Any] = {}
         if password is not None:
             if not password:
-                raise InvalidInput("a password is not empty; an empty password_hash keeps everybody out")
+                raise InvalidInput("the password must not be empty; to disable the login, set an empty password_hash")
             changes = await asyncio.get_running_loop().run_in_executor(self._thread, _secrets, password)
         elif password_hash is not None:
             passwords.check_hash(password_hash, hashing_algorithm)
@@ -230,12 +228,12 @@ class Users:
                 known = self._users.get(name)
                 is_same = password_hash and known is not None and known.password_hash == password_hash
                 if scram_keys is not None or not is_same:
-                    changes["scram"] = scram_keys or {}  # keys of the old password would still let in
+                    changes["scram"] = scram_keys or {}  # the keys of the old password would still be accepted
             return await self._put(name, changes)
 
     @to_the_end
     async def set_scram(self, name: str, mechanism: str, keys: scram.ScramKeys | None) -> None:
-        """As Kafka's tools do: a password for this mechanism alone, or none. Makes the user if there is none."""
+        """Set or remove the password of one mechanism, as Kafka's tools do. Creates the user if needed."""
         check_name("user", name)
         if keys is not None:
             scram.check({mechanism: keys})
@@ -249,7 +247,7 @@ class Users:
     async def _put(self, name: str, changes: Mapping[str, Any]) -> User:
         user = msgspec.structs.replace(self._users.get(name) or User(name=name), **changes)
         await self._in_thread(lambda: self._catalog.put(USERS, (name,), _document(user)))
-        what = "changed" if name in self._users else "made"
+        what = "changed" if name in self._users else "created"
         self._users[name] = user
         self._changed()
         named = [field for field in ("password_hash", "scram", "tags", "limits") if field in changes]
@@ -258,13 +256,13 @@ class Users:
 
     @to_the_end
     async def remove_user(self, name: str) -> None:
-        """With everything it may do; its connections are closed by whoever watches."""
+        """Remove the user with its permissions. Watchers close its connections."""
         async with self._changing:
             self.user(name)
-            # Rights first: after a crash between the two, nobody of the same name inherits them.
+            # Permissions first: after a crash in between, a new user of that name must not inherit them.
             await self._drop_rights(lambda _, user: user == name)
             if name == GUEST:
-                # Stays as removed, so that the folder is never again one that had no users.
+                # Kept as removed, so that first_start does not create it again.
                 await self._in_thread(lambda: self._catalog.put(USERS, (name,), {"removed": True}))
             else:
                 await self._in_thread(lambda: self._catalog.remove(USERS, (name,)))
@@ -276,7 +274,7 @@ class Users:
 
     @to_the_end
     async def set_permission(self, vhost: str, user: str, permission: Permission) -> None:
-        """NotFound for a user there is not; that there is the vhost is the caller's to know."""
+        """Raises NotFound if the user does not exist. The caller checks the vhost."""
         check_patterns(permission)
         async with self._changing:
             self.user(user)
@@ -294,7 +292,7 @@ class Users:
             await self._in_thread(lambda: self._catalog.remove(PERMISSIONS, (vhost, user)))
             del self._permissions[vhost, user]
             self._changed()
-        logger.info("user %r may not enter vhost %r any more", user, vhost)
+        logger.info("user %r has no access to vhost %r any more", user, vhost)
 
     @to_the_end
     async def set_topic_permission(self, vhost: str, user: str, exchange: str, rule: TopicPermission) -> None:
@@ -309,7 +307,7 @@ class Users:
 
     @to_the_end
     async def clear_topic_permission(self, vhost: str, user: str, exchange: str | None = None) -> None:
-        """Of one exchange, or all that the user has in the vhost."""
+        """Remove the rule for one exchange, or all rules of the user in the vhost."""
         async with self._changing:
             gone = [key for key in self._topics if key[:2] == (vhost, user) and exchange in (None, key[2])]
             if not gone:
@@ -318,7 +316,8 @@ class Users:
         logger.info("user %r may use any key of exchanges %r in vhost %r", user, [key[2] for key in gone], vhost)
 
     async def vhost_made(self, vhost: str, maker: str | None = None) -> None:
-        """Whoever makes a vhost may do everything there, as in RabbitMQ; so may guest while it is open to all."""
+        """The creator of a vhost gets all permissions in it, as in RabbitMQ; so does guest with its default
+        password."""
         names = {maker} if maker in self._users else set()
         if self.guest_is_default:
             names.add(GUEST)
@@ -327,14 +326,14 @@ class Users:
 
     @to_the_end
     async def vhost_removed(self, vhost: str) -> None:
-        """Before the vhost goes: one of the same name must not find the rights of the old one."""
+        """Called before the vhost is deleted: a new one of the same name must not inherit the permissions."""
         async with self._changing:
             await self._drop_rights(lambda where, _: where == vhost)
 
-    async def _drop_rights(self, goes: Callable[[str, str], bool]) -> None:
-        # Permissions first: topic rules only narrow them, so what is left after a crash is never more.
-        await self._drop(PERMISSIONS, self._permissions, [key for key in self._permissions if goes(*key)])
-        await self._drop(TOPIC_PERMISSIONS, self._topics, [key for key in self._topics if goes(key[0], key[1])])
+    async def _drop_rights(self, is_dropped: Callable[[str, str], bool]) -> None:
+        # Permissions first: topic rules only restrict them, so a crash in between never leaves a user with more.
+        await self._drop(PERMISSIONS, self._permissions, [key for key in self._permissions if is_dropped(*key)])
+        await self._drop(TOPIC_PERMISSIONS, self._topics, [key for key in self._topics if is_dropped(key[0], key[1])])
 
     async def _drop(self, kind: str, known: dict[Key, Any], gone: Iterable[Key]) -> None:
         for key in gone:
@@ -358,7 +357,7 @@ class Users:
 
 
 def _secrets(password: str) -> dict[str, Any]:
-    """What is kept of a password."""
+    """The fields derived from a password."""
     return {
         "password_hash": passwords.hash_password(password),
         "hashing_algorithm": passwords.SHA256,
@@ -374,16 +373,16 @@ def _document(user: User) -> dict[str, Any]:
 
 def check_name(what: str, name: str) -> None:
     if not name or len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX:
-        raise InvalidInput(f"the name of a {what} has 1 to {NAME_BYTES_MAX} bytes")
+        raise InvalidInput(f"the name of a {what} must have 1 to {NAME_BYTES_MAX} bytes")
     if not name.isprintable():
-        raise InvalidInput(f"the name of a {what} has no control characters: {name!r:.80}")
+        raise InvalidInput(f"the name of a {what} must not contain control characters: {name!r:.80}")
 
 
 def parse_tags(tags: Iterable[str] | str) -> tuple[str, ...]:
-    """A list, or names with commas between them: RabbitMQ takes both."""
+    """Tags as a list or separated by commas; RabbitMQ accepts both."""
     listed = tags.split(",") if isinstance(tags, str) else tags
     if not isinstance(listed, list | tuple) or not all(isinstance(tag, str) for tag in listed):
-        raise InvalidInput("the tags of a user are names")
+        raise InvalidInput("the tags of a user must be strings")
     found = tuple(dict.fromkeys(tag.strip() for tag in listed if tag.strip()))
     if len(found) > TAGS_MAX:
         raise InvalidInput(f"a user has at most {TAGS_MAX} tags")

@@ -30,10 +30,14 @@ class ListenerStats:
 class Counted(Protocol):
     """The counters of a queue."""
 
-    delivered: int
-    acked: int
-    redelivered: int
-    dead_lettered: int
+    @property
+    def delivered(self) -> int: ...
+    @property
+    def acked(self) -> int: ...
+    @property
+    def redelivered(self) -> int: ...
+    @property
+    def dead_lettered(self) -> int: ...
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery
 from headrace.broker.metrics.counters import Stats
 from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.clock import Clock

@@ -50,12 +50,12 @@ class ReadAhead:
         for host in self._hosts:  # plain loops: a scrape may visit tens of thousands of views
             for queue in host.queues.values():
                 for view in queue.views:
-                    held += view.chunk_bytes
+                    held += view.reader.chunk_bytes
         return held
 
     def shed(self, wanted_bytes: int) -> int:
         freed = 0
         for view in self._views():
-            freed += view.chunk_bytes
-            view.release_chunk()
+            freed += view.reader.chunk_bytes
+            view.reader.release_chunk()
         return freed

@@ -1,4 +1,4 @@
-"""Who gets the next message: round robin among the consumers of the highest priority that have credit."""
+"""The consumers of a queue. Messages go round-robin to the consumers of the highest priority that has credit."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from headrace.broker.queues.view import View
 from headrace.broker.types.message import Message
 
-ROOM_MAX = 65_535  # the largest prefetch; without one, a consumer can be sent what its socket takes
+ROOM_MAX = 65_535  # the largest prefetch; counted for a consumer without one
 
 
 class Delivered(Protocol):
@@ -28,7 +28,7 @@ class Delivered(Protocol):
 
 
 class Consumer(Protocol):
-    """A consumer as its queue sees it; the listener has one for each basic.consume."""
+    """A consumer as its queue sees it; the AMQP listener has one for each basic.consume."""
 
     tag: str
     priority: int
@@ -36,7 +36,7 @@ class Consumer(Protocol):
     exclusive: bool
 
     def credit(self) -> int:
-        """How many messages it may be sent now; 0 also when its connection cannot take more bytes."""
+        """How many messages may be sent now; 0 if the connection's output buffer is full."""
 
     def deliver(
         self,
@@ -47,19 +47,20 @@ class Consumer(Protocol):
         count_max: int,
         redelivered_below: int,
         expired_until: int,
-    ) -> Delivered: ...
+    ) -> Delivered:
+        """Send messages of the batches in `data`, at most count_max."""
 
     def deliver_message(self, view: View, offset: int, message: Message, redelivered: bool) -> None: ...
 
     def cancelled(self) -> None:
-        """Its queue is gone."""
+        """The queue has been deleted."""
 
     def activated(self, active: bool) -> None:
-        """It has become, or is no longer, the single active consumer."""
+        """The consumer has become, or is no longer, the single active one."""
 
 
 class Consumers:
-    """The consumers of one queue, in the order they came."""
+    """The consumers of one queue, by priority and then in the order they were added."""
 
     def __init__(self, *, single_active: bool) -> None:
         self._single_active = single_active
@@ -79,7 +80,7 @@ class Consumers:
 
     def add(self, consumer: Consumer) -> None:
         self._all.append(consumer)
-        # Stable: consumers of one priority stay in the order they came.
+        # The sort is stable: consumers of one priority stay in the order they were added.
         self._all.sort(key=lambda c: -c.priority)
         if self._single_active and self.active is None:
             self._activate(consumer)
@@ -101,9 +102,9 @@ class Consumers:
         consumer.activated(True)
 
     def in_turn(self, wanted: int) -> list[Consumer]:
-        """Up to so many of those whose turn it is: of the highest priority at which anybody has credit.
+        """Up to `wanted` consumers with credit, all of the highest priority that has one, next in turn first.
 
-        No more are looked at than are wanted: with one message for many consumers only the first is asked.
+        Stops as soon as it has found enough: for one message and many consumers, usually only one is asked.
         """
         if self._single_active:
             return [self.active] if self.active is not None and self.active.credit() > 0 else []
@@ -126,8 +127,8 @@ class Consumers:
         return []
 
     def room(self, most: int) -> int:
-        """How many messages they may be sent now, as far as somebody wants to know. Those that share the prefetch of
-        their channel count it each."""
+        """How many messages the consumers have credit for, at most `most`. Consumers that share the prefetch of their
+        channel each count it."""
         found = 0
         for consumer in self._all:
             if self._single_active and consumer is not self.active:
@@ -138,5 +139,5 @@ class Consumers:
         return found
 
     def served(self, consumer: Consumer) -> None:
-        """The turn goes to the one after it."""
+        """The next turn is that of the consumer after this one."""
         self._turn = self._all.index(consumer) + 1

@@ -1,32 +1,34 @@
-"""Dead letters seen as a whole: why they died, where they came from, and the way back.
+"""Dead letters of all queues: summaries by reason and origin, and replays to where they came from.
 
-A replay moves messages from a dead-letter queue to the queue they died in. Each message's publish and its
-settling are one group of a round, as when it died: a kill leaves it in one of the two places, never in none
-and never in both. A replay is a range of offsets and a filter, fixed when it begins and kept in the state:
-after a kill it goes on by itself, and what it moved before is settled and so not found again. What dies
-once more lies past the range, so that no replay runs in circles.
+A replay moves messages from a dead-letter queue back to the queue they died in. The publish and the settle of each
+message are one atomic group: after a kill the message is in exactly one of the two queues. A replay is a range of
+offsets and a filter, fixed when it starts and kept in the state table. After a kill it continues by itself; messages it
+has moved are settled, so they are not found again. Messages that die again lie beyond the range, so a replay always
+ends.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery
 from headrace.broker.queues.dead_lettering import routing_keys
-from headrace.broker.queues.flush import Author
+from headrace.broker.queues.flush import FlushCoordinator
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.view import View
+from headrace.broker.routing.exchanges import Exchange
+from headrace.broker.routing.router import Routing
 from headrace.broker.streams.browse import READY, BrowsedMessage, Gap, browse, state_of, unserved
 from headrace.broker.types.message import Message, from_record
+from headrace.broker.types.publish_tracker import PublishTracker
+from headrace.clock import Clock
 from headrace.errors import HeadraceError, InvalidInput, LimitReached, NotFound
+from headrace.log.shard import Shard
 from headrace.record.types import Record
-
-if TYPE_CHECKING:
-    from headrace.broker.broker import Broker
 
 logger = logging.getLogger("headrace.broker")
 
@@ -76,7 +78,7 @@ def death_of(message: Message) -> Death | None:
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """Which dead letters: all conditions hold. Without any, all of them."""
+    """A filter for dead letters: all given conditions must hold."""
 
     reason: str | None = None
     origin: str | None = None
@@ -91,18 +93,18 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replay(msgspec.Struct, kw_only=True):
-    """A replay as the state keeps it. `until` is the end of its range, for each level of the queue."""
+    """A replay, as stored in the state table. `until` is the end of its range, for each priority of the queue."""
 
     id: str
     vhost: str
     queue: str
-    to: str | None  # None: to where each message died
+    to: str | None  # None: the queue that each message died in
     wanted: Selection
     until: dict[int, int]
     rate: float
     matched: int
     moved: int = 0
-    skipped: int = 0  # whose origin is gone, or refuses
+    skipped: int = 0  # the origin was deleted, or refused the message
     state: str = RUNNING
     error: str | None = None
     started_ms: int = 0
@@ -110,7 +112,7 @@ class Replay(msgspec.Struct, kw_only=True):
 
 
 class Unread(NamedTuple):
-    """Dead letters that cannot be read, and stay where they are."""
+    """Dead letters that cannot be read; they stay in the queue."""
 
     level: int
     gap: Gap
@@ -118,26 +120,49 @@ class Unread(NamedTuple):
     def __str__(self) -> str:
         start, end, reason = self.gap
         where = f"from offset {start} on" if end is None else f"at offsets {start} to {end - 1}"
-        return f"what lies {where} cannot be read and stays: {reason}"
+        return f"messages {where} cannot be read and stay in the queue: {reason}"
 
 
 class Plan(NamedTuple):
     matched: int
     until: dict[int, int]
-    targets: dict[str, int]  # queue: how many would go there
-    missing: dict[str, int]  # origins that are not there: their messages stay
-    is_cut: bool  # more were there than were asked for
+    targets: dict[str, int]  # number of messages by queue
+    missing: dict[str, int]  # number of messages by origin that does not exist; they stay
+    is_cut: bool  # the requested number was reached before the end
     unread: list[Unread]
 
 
-class DeadLetterBrowser:
-    """All dead-letter queues of the broker, and the replays out of them."""
+class BrowsedHost(Protocol):
+    @property
+    def queues(self) -> dict[str, Queue]: ...
+    @property
+    def routing(self) -> Routing[Queue]: ...
 
-    def __init__(self, broker: "Broker") -> None:
-        self._broker = broker
+    def queue(self, name: str) -> Queue: ...
+
+
+class BrowsedHosts(Protocol):
+    """All vhosts of the broker."""
+
+    @property
+    def flushes(self) -> FlushCoordinator: ...
+
+    def __iter__(self) -> Iterator[BrowsedHost]: ...
+
+    def get(self, name: str) -> BrowsedHost: ...
+
+
+class DeadLetterBrowser:
+    """All dead-letter queues of the broker, and the replays out of them. Continues running replays when constructed."""
+
+    def __init__(self, hosts: BrowsedHosts, shard: Shard, clock: Clock, *, decompressed_bytes_max: int) -> None:
+        self._hosts = hosts
+        self._shard = shard
+        self._clock = clock
+        self._decompressed_bytes_max = decompressed_bytes_max
         self._replays: dict[str, Replay] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        for _, value in broker.shard.state.items(TABLE):
+        for _, value in shard.state.items(TABLE):
             replay = msgspec.msgpack.decode(value, type=Replay)
             self._replays[replay.id] = replay
         for replay in self._replays.values():
@@ -145,17 +170,17 @@ class DeadLetterBrowser:
                 self._start(replay)
 
     async def close(self) -> None:
-        """Running replays are kept as running: the next start goes on with them."""
+        """Running replays stay marked as running: the next start continues them."""
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    # Looking.
+    # Browsing.
 
     def queues(self) -> list[tuple[Queue, list[str]]]:
-        """Queues that others send their dead letters to, with the names of those others."""
+        """Dead-letter queues, each with the names of the queues that use it."""
         found: dict[int, tuple[Queue, list[str]]] = {}
-        for host in self._broker.vhosts:
+        for host in self._hosts:
             for source in host.queues.values():
                 name = source.policy.dead_letter_exchange
                 if name is None:
@@ -168,18 +193,16 @@ class DeadLetterBrowser:
         return sorted(found.values(), key=lambda pair: (pair[0].vhost.name, pair[0].name))
 
     @staticmethod
-    def _targets_of(host: Any, exchange: Any, source: Queue) -> Iterable[Queue]:
+    def _targets_of(host: BrowsedHost, exchange: Exchange, source: Queue) -> Iterable[Queue]:
         if source.policy.dead_letter_key is not None:
-            targets: Iterable[Queue] = host.routing.route(exchange, source.policy.dead_letter_key, host.queues).queues
-            return targets
+            return host.routing.route(exchange, source.policy.dead_letter_key, host.queues).queues
         if not exchange.name:
             return ()
-        # Keys are those of the messages, so every queue bound to the exchange can be meant.
-        return [b.destination for b in exchange.bindings.values() if b.to_queue]
+        # Dead letters keep their routing keys, so any queue bound to the exchange may be a target.
+        return [b.destination for b in exchange.bindings.values() if isinstance(b.destination, Queue)]
 
     async def summary(self, queue: Queue) -> tuple[list[dict[str, Any]], int, list[Unread]]:
-        """How many died of what and where, of the first so many that are ready; how many were looked at; and which
-        could not be."""
+        """(groups by origin and reason, number of messages examined, unreadable ranges), of the first ready ones."""
         groups: dict[tuple[str, str], dict[str, Any]] = {}
         looked = 0
         unread: list[Unread] = []
@@ -205,7 +228,7 @@ class DeadLetterBrowser:
     async def _ready(
         self, view: View, until: int, limit: int, turns: YieldEvery, unread: list[Unread]
     ) -> AsyncIterator[Record]:
-        """Ready messages of a view in order, a page in memory at a time."""
+        """Ready messages of a view in order, with one page in memory."""
         offset = view.low
         while offset < until and limit > 0:
             page = await self._look(view, offset, until, min(limit, BATCH_MESSAGES), unread)
@@ -225,7 +248,7 @@ class DeadLetterBrowser:
             offset,
             limit=limit,
             bytes_max=BATCH_BYTES,
-            decompressed_bytes_max=self._broker.config.decompressed_bytes_max,
+            decompressed_bytes_max=self._decompressed_bytes_max,
             wanted=lambda record: record.offset < until and state_of(view, record.offset) == READY,
             aborted=view.aborted(),
             gaps=gaps,
@@ -236,13 +259,14 @@ class DeadLetterBrowser:
     # Replaying.
 
     async def plan(self, queue: Queue, wanted: Selection, *, to: str | None = None, count: int | None = None) -> Plan:
-        """What a replay would do now; nothing is changed."""
+        """What a replay would do now, without changing anything."""
         if queue.is_stream:
             raise InvalidInput("a stream keeps its messages: read it from an offset instead of replaying it")
         matched, targets, missing = 0, {}, {}  # type: int, dict[str, int], dict[str, int]
         until: dict[int, int] = {view.level: view.log.stable_end for view in queue.views}
         is_cut = False
         turns, unread = YieldEvery(), []  # type: YieldEvery, list[Unread]
+        queues = self._queues_of(queue)
         for view in queue.views:
             async for record in self._ready(view, until[view.level], 1 << 60, turns, unread):
                 message = from_record(record)
@@ -254,8 +278,8 @@ class DeadLetterBrowser:
                     is_cut = True
                     break
                 name = to if to is not None else death.queue if death is not None else ""
-                there = queue.vhost.queues.get(name)
-                if there is None or there is queue:
+                target = queues.get(name)
+                if target is None or target is queue:
                     missing[name] = missing.get(name, 0) + 1
                     continue
                 matched += 1
@@ -265,6 +289,10 @@ class DeadLetterBrowser:
                     until[later.level] = 0
                 break
         return Plan(matched, until, targets, missing, is_cut, unread)
+
+    def _queues_of(self, queue: Queue) -> Mapping[str, Queue]:
+        """All queues of the queue's vhost."""
+        return self._hosts.get(queue.vhost.name).queues
 
     async def replay(
         self,
@@ -276,7 +304,7 @@ class DeadLetterBrowser:
         count: int | None = None,
         rate: float = 0.0,
     ) -> Replay:
-        """Begins a replay; it goes on in the background and outlives a restart."""
+        """Start a replay. It runs in the background and continues after a restart."""
         plan = await self.plan(queue, wanted, to=to, count=count)
         self._make_room()
         replay = Replay(
@@ -288,7 +316,7 @@ class DeadLetterBrowser:
             until=plan.until,
             rate=rate,
             matched=plan.matched,
-            started_ms=self._broker.clock.now_ms(),
+            started_ms=self._clock.now_ms(),
         )
         await self._save(replay)
         self._replays[replay.id] = replay
@@ -311,12 +339,12 @@ class DeadLetterBrowser:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         if replay.state == RUNNING:
-            await self._broker.vhosts.flushes.over()  # what it last moved is counted
+            await self._hosts.flushes.wait_flushed()  # so that its last moves are counted
             await self._end(replay, STOPPED)
         return replay
 
     async def wait(self, replay_id: str) -> Replay:
-        """Until it has ended."""
+        """Wait until the replay has ended."""
         task = self._tasks.get(replay_id)
         if task is not None:
             await asyncio.gather(task, return_exceptions=True)
@@ -329,7 +357,7 @@ class DeadLetterBrowser:
                 raise LimitReached(f"{REPLAYS_MAX} replays are running")
             gone = ended[0].id
             del self._replays[gone]
-            group = self._broker.shard.group()
+            group = self._shard.group()
             group.delete(TABLE, gone.encode())
             group.commit()
 
@@ -340,7 +368,7 @@ class DeadLetterBrowser:
 
     async def _run(self, replay: Replay) -> None:
         try:
-            host = self._broker.vhosts.get(replay.vhost)
+            host = self._hosts.get(replay.vhost)
             queue = host.queue(replay.queue)
             unread: list[Unread] = []
             for view in queue.views:
@@ -353,8 +381,8 @@ class DeadLetterBrowser:
             await self._end(replay, FAILED, str(error))
 
     async def _move_all(self, replay: Replay, queue: Queue, view: View, unread: list[Unread]) -> None:
-        """What cannot be read is gone around: what lies behind it need not wait until somebody has seen to it."""
-        clock = self._broker.clock
+        """Unreadable messages are skipped, so that those after them need not wait for a repair."""
+        clock = self._clock
         saved_at = clock.monotonic()
         offset, until = view.low, replay.until.get(view.level, 0)
         while offset < until:
@@ -362,12 +390,12 @@ class DeadLetterBrowser:
             began = clock.monotonic()
             page = await self._look(view, offset, until, share, unread)
             offset = max(page.next_offset, offset + 1)
-            author, flushes = Author(), queue.vhost.flushes
-            with flushes.written_by(author):
+            tracker, flushes = PublishTracker(), queue.vhost.flushes
+            with flushes.tracking(tracker):
                 moved = self._move_some(replay, queue, view, page.records)
-            # Whoever watches is told of what is on the disk, also if the replay is stopped before it is there.
-            flushes.after(partial(_count, replay, moved, author))
-            await flushes.stored(author)
+            # By callback: durable moves are counted even if the replay is stopped while it waits for them.
+            flushes.after(partial(_count, replay, moved, tracker))
+            await flushes.wait_stored(tracker)
             if clock.monotonic() - saved_at > SAVE_EVERY_S:
                 saved_at = clock.monotonic()
                 await self._save(replay)
@@ -377,15 +405,16 @@ class DeadLetterBrowser:
                 await asyncio.sleep(0)
 
     def _move_some(self, replay: Replay, queue: Queue, view: View, records: Sequence[Record]) -> int:
-        """How many were moved. Somebody may have taken others while the disk was read; from now on nobody does."""
+        """The number of messages moved. Consumers may have taken some while the disk was read, but not from now on."""
         moved = 0
+        queues = self._queues_of(queue)
         for record in records:
             message = from_record(record)
             death = death_of(message)
             if state_of(view, record.offset) != READY or not replay.wanted.fits(message, death):
                 continue
             name = replay.to if replay.to is not None else death.queue if death is not None else ""
-            target = queue.vhost.queues.get(name)
+            target = queues.get(name)
             if target is None or target is queue or not self._move(queue, view, record.offset, message, target, death):
                 replay.skipped += 1
                 continue
@@ -403,7 +432,7 @@ class DeadLetterBrowser:
         flushes = queue.vhost.flushes
         flushes.begin_atomic()
         try:
-            if not target.publish(again, self._broker.clock.now_ms()):
+            if not target.publish(again, self._clock.now_ms()):
                 return False
             view.returned.remove(offset, offset + 1)
             view.settle(offset, offset + 1)
@@ -412,18 +441,18 @@ class DeadLetterBrowser:
         return True
 
     async def _end(self, replay: Replay, state: str, error: str | None = None) -> None:
-        replay.state, replay.error, replay.ended_ms = state, error, self._broker.clock.now_ms()
+        replay.state, replay.error, replay.ended_ms = state, error, self._clock.now_ms()
         try:
             await self._save(replay)
         except HeadraceError as failure:
-            logger.error("the end of replay %s is not stored: %s", replay.id, failure)
+            logger.error("the end of replay %s could not be stored: %s", replay.id, failure)
 
     async def _save(self, replay: Replay) -> None:
-        group = self._broker.shard.group()
+        group = self._shard.group()
         group.put(TABLE, replay.id.encode(), msgspec.msgpack.encode(replay))
         await group.commit()
 
 
-def _count(replay: Replay, moved: int, author: Author, error: HeadraceError | None) -> None:
-    if author.outcome(error) is None:
+def _count(replay: Replay, moved: int, tracker: PublishTracker, error: HeadraceError | None) -> None:
+    if tracker.outcome(error) is None:
         replay.moved += moved

@@ -1,29 +1,34 @@
-"""Messages on their way out of a queue, to where its dead letters go: what clients reject, what expires, what is one
-too many. A few at a time and in their order, and none is lost that cannot go."""
+"""Messages on their way from a queue to its dead-letter exchange: rejected, expired, or beyond a limit.
+
+They are moved in order, a few per event-loop iteration. A message that cannot be moved stays in flight and is retried.
+"""
 
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from headrace.broker.queues.dead_lettering import NoPlace
-from headrace.broker.queues.view import Run, View
+from headrace.broker.queues.backlog import Backlog
+from headrace.broker.queues.dead_lettering import NoPlace, Origin
+from headrace.broker.queues.deferred_calls import DeferredCalls
+from headrace.broker.queues.vhost_services import VhostServices
+from headrace.broker.queues.view import View
+from headrace.broker.queues.view_reader import Run
 from headrace.broker.types.message import Message
 from headrace.broker.types.range_set import RangeSet
 from headrace.errors import LogClosed
 
-if TYPE_CHECKING:
-    from headrace.broker.queues.backlog import QueueContents
-
 logger = logging.getLogger("headrace.broker")
 
-AT_ONCE = 40  # a few milliseconds: others get their turn
+AT_ONCE = 40  # per event-loop iteration; takes a few milliseconds
 RETRY_S = 60.0
 
 
 @dataclass(slots=True)
 class Rejected:
+    """A range of rejected messages."""
+
     view: View
     start: int
     end: int
@@ -31,117 +36,136 @@ class Rejected:
 
 
 class DeadLetterOutbox:
-    def __init__(self, queue: "QueueContents") -> None:
-        self._queue = queue
-        self._rejected: deque[Rejected] = deque()  # out of the queue, and not yet anywhere else
-        self._kept: deque[Rejected] = deque()  # as these, but there is no place for them yet
-        self._left = AT_ONCE  # of the rejected, in this turn of the loop
+    """Owned by one Queue, its `origin`. `on_returned`: messages in flight became ready again; `on_retry`: so did
+    messages that could not be moved, and they should be checked again."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        backlog: Backlog,
+        vhost: VhostServices,
+        *,
+        on_returned: Callable[[], None],
+        on_retry: Callable[[], None],
+    ) -> None:
+        self._origin = origin
+        self._backlog = backlog
+        self._vhost = vhost
+        self._on_returned = on_returned
+        self._on_retry = on_retry
+        self._deferred = DeferredCalls(vhost.loop)
+        self._rejected: deque[Rejected] = deque()  # in flight, and to be moved next
+        self._kept: deque[Rejected] = deque()  # in flight until a queue accepts them (at-least-once)
+        self._unmoved: dict[View, RangeSet] = {}  # in flight until the next retry, after an error
+        self._left = AT_ONCE  # how many more may be moved in this iteration
         self._waiters: list[asyncio.Future[None]] = []
-        self._unmoved: dict[View, RangeSet] = {}  # could not be dead-lettered: out until they are tried again
-        self._failures: set[type[Exception]] = set()  # why, as far as the log says it
+        self._logged: set[type[Exception]] = set()  # each kind of failure is logged once
+        self.moved = 0
 
     def move(self, view: View, offset: int, message: Message, reason: str) -> None:
-        """One that cannot be moved keeps nobody else from it: it is out, and comes back."""
-        queue = self._queue
+        """Dead-letter a message in flight now. If that fails it stays in flight, and others are not held up."""
         try:
-            queue.vhost.dead_letters.move(queue, view, offset, message, reason)
+            self._move(view, offset, message, reason)
         except NoPlace:
             self._keep(view, offset, reason)
-        except Exception as error:  # noqa: BLE001 - said, and tried again
-            text = "message %d of queue %r cannot be dead-lettered and is tried again every %d s: %s"
-            self._say(error, text, offset, queue.name, RETRY_S, error)
+        except Exception as error:  # noqa: BLE001 - logged and retried
+            text = "message %d of queue %r cannot be dead-lettered, retrying every %d s: %s"
+            self._log_once(error, text, offset, self._origin.name, RETRY_S, error)
             if not self._unmoved:
-                queue.vhost.loop.call_later(RETRY_S, self._move_again)
+                self._vhost.loop.call_later(RETRY_S, self._retry_unmoved)
             self._unmoved.setdefault(view, RangeSet()).add(offset, offset + 1)
 
-    def _move_again(self) -> None:
+    def _move(self, view: View, offset: int, message: Message, reason: str) -> None:
+        self._vhost.dead_letters.move(self._origin, view, offset, message, reason)
+        self.moved += 1
+
+    def _retry_unmoved(self) -> None:
         unmoved, self._unmoved = self._unmoved, {}
         for view, ranges in unmoved.items():
             for start, end in ranges:
                 view.give_back(start, end)
-        self._queue.moves_failed()
+        self._on_retry()
 
     def reject(self, view: View, offset: int, reason: str) -> None:
-        queue = self._queue
-        if queue.vhost.flushes.in_atomic:  # a transaction: all of it happens now
+        """Dead-letter a rejected message now or, after too many in this iteration, later."""
+        if self._vhost.flushes.in_atomic:  # a transaction: all of it must happen now
             self._dead_letter(view, offset, reason)
             return
-        queue.go_on(self._move_rejected)  # the next turn has its own share
+        self._deferred.call_soon(self._move_rejected)  # resets the number for the next iteration
         is_next = not self._rejected and self._left > 0
-        if is_next and queue.is_loaded(view, Run(offset, offset + 1, 0, True), self._move_rejected):
+        if is_next and self._backlog.is_loaded(view, Run(offset, offset + 1, 0, True), self._move_rejected):
             self._left -= 1
             self._dead_letter(view, offset, reason)
             return
         _add(self._rejected, view, offset, reason)
 
     def _dead_letter(self, view: View, offset: int, reason: str) -> None:
-        queue = self._queue
-        message = queue.read(view, Run(offset, offset + 1, 0, True))
+        message = self._backlog.read(view, Run(offset, offset + 1, 0, True))
         if message is None:
             return
         try:
-            queue.vhost.dead_letters.move(queue, view, offset, message, reason)
+            self._move(view, offset, message, reason)
         except NoPlace:
             self._keep(view, offset, reason)
 
     def _keep(self, view: View, offset: int, reason: str) -> None:
-        """Out, and with no consumer, until there is a place for it among the dead letters."""
-        queue = self._queue
-        if NoPlace not in self._failures:
-            self._failures.add(NoPlace)
-            text = "dead letters of queue %r have nowhere to go and are kept; tried again every %d s"
-            logger.warning(text, queue.name, RETRY_S)
+        """Keep a message in flight, without a consumer, until a queue accepts it as a dead letter."""
+        if NoPlace not in self._logged:
+            self._logged.add(NoPlace)
+            text = "no queue accepts the dead letters of queue %r: keeping them and retrying every %d s"
+            logger.warning(text, self._origin.name, RETRY_S)
         if not self._kept:
-            queue.vhost.loop.call_later(RETRY_S, self._try_kept)
+            self._vhost.loop.call_later(RETRY_S, self._retry_kept)
         _add(self._kept, view, offset, reason)
 
-    def _try_kept(self) -> None:
+    def _retry_kept(self) -> None:
         self._rejected += self._kept
         self._kept.clear()
         self._move_rejected()
 
     def _move_rejected(self) -> None:
-        """What a client rejects may be long gone from memory, and a million: others get their turn meanwhile."""
-        queue = self._queue
+        """A client may reject a million messages at once, and they may have to be read from the disk."""
+        backlog = self._backlog
         self._left = AT_ONCE
-        while self._rejected and not queue.is_deleted:
+        while self._rejected and not backlog.is_closed:
             if self._left <= 0:
-                queue.go_on(self._move_rejected)
+                self._deferred.call_soon(self._move_rejected)
                 return
             first = self._rejected[0]
             view, offset = first.view, first.start
             try:
                 if offset >= view.log.start_offset:
-                    if not queue.is_loaded(view, Run(offset, offset + 1, 0, True), self._move_rejected):
+                    if not backlog.is_loaded(view, Run(offset, offset + 1, 0, True), self._move_rejected):
                         return
                     self._left -= 1
                     self._dead_letter(view, offset, first.reason)
             except LogClosed:
-                break  # the broker stops: with the next start they are here again
-            except Exception as error:  # noqa: BLE001 - it stays, the others have their turn
-                self._say(error, "message %d of queue %r was rejected and stays: %s", offset, queue.name, error)
+                break  # the broker is stopping: the messages are ready again after the next start
+            except Exception as error:  # noqa: BLE001 - the message is returned, and the others are moved
+                name = self._origin.name
+                self._log_once(error, "rejected message %d of queue %r stays in the queue: %s", offset, name, error)
                 view.give_back(offset, offset + 1)
-                queue.came_back()
+                self._on_returned()
             first.start += 1
             if first.start >= first.end:
                 self._rejected.popleft()
-        self.end()
+        self.release_waiters()
 
-    def _say(self, error: Exception, text: str, *arguments: object) -> None:
-        """Not for each message, and not each time."""
-        if type(error) not in self._failures:
-            self._failures.add(type(error))
+    def _log_once(self, error: Exception, text: str, *arguments: object) -> None:
+        """Log a kind of failure once, not for each message and retry."""
+        if type(error) not in self._logged:
+            self._logged.add(type(error))
             logger.error(text, *arguments, exc_info=error)
 
-    async def done(self) -> None:
-        """Returns when all that was rejected so far has gone, or the queue is deleted."""
+    async def wait_empty(self) -> None:
+        """Wait until everything rejected so far has been moved, or the queue is deleted."""
         if self._rejected:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             await waiter
 
-    def end(self) -> None:
-        """Nobody waits any longer."""
+    def release_waiters(self) -> None:
+        """Also called when the queue is deleted."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():

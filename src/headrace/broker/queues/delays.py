@@ -1,61 +1,104 @@
-"""Delayed messages: kept in a log of their exchange until they are due, found by one index of (due, offset).
+"""Delayed messages (x-delayed-message): kept in a log of their exchange until they are due.
 
-The index (timers.py) takes 16 bytes for each message, and is made again from the log when the broker starts. When a
-message is due, its routing and the settling of its delayed copy are one group.
+An in-memory index of (due, offset), 16 bytes for each message, is rebuilt from the log when the broker starts. When a
+message is due, its publishes and the settle of the delayed copy are one atomic group.
 """
 
+import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from headrace.broker.queues.dead_lettering import further_keys
 from headrace.broker.queues.due_index import DueIndex
-from headrace.broker.queues.view import Run, View
+from headrace.broker.queues.flush import FlushCoordinator
+from headrace.broker.queues.view import View, ViewEvents
+from headrace.broker.queues.view_reader import Run
 from headrace.broker.routing.exchanges import Exchange
-from headrace.broker.routing.router import Routed
+from headrace.broker.routing.router import Routed, Routing
 from headrace.broker.streams.partition import ReadWaits
-from headrace.broker.types.message import Message, from_record, to_bytes, to_text
+from headrace.broker.types.message import Message, cc_keys, from_record, to_bytes, to_text
+from headrace.clock import Clock
 from headrace.errors import HeadraceError
-from headrace.log.memory.memory_log import MemoryLog
 from headrace.record import codec
 from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
 from headrace.record.types import Record
 
-if TYPE_CHECKING:
-    from headrace.broker.vhosts.vhost import VirtualHost
-
 logger = logging.getLogger("headrace.broker")
 
 DUE_HEADER = "amqp.due"
-KEYS_HEADER = "amqp.keys"  # the routing keys beside its own: those of BCC are in no header of the message any more
+KEYS_HEADER = "amqp.keys"  # further routing keys: those of BCC are no longer in the message's headers
 STREAM_PREFIX = "amq.delayed."
-FIRE_MAX = 500  # per turn of the loop
+FIRE_MAX = 500  # per event-loop iteration
 DELAY_MAX_MS = 2**40
 READ_BYTES = 256 * 1024
-TIMER_MAX_S = 60.0  # the clock may be set meanwhile, or the machine sleep: what is due then is late by no more
-RETRY_MS = 60_000  # of one that could not be read
+TIMER_MAX_S = 60.0  # the clock may be set, or the machine suspended: messages are late by at most this
+RETRY_MS = 60_000  # for messages that cannot be read
 
 
-class DelayLog:
+class Publishable(Protocol):
+    """A queue, as far as messages are published to it."""
+
+    name: str
+    durable: bool
+
+    def publish(self, message: Message, timestamp_ms: int) -> bool: ...
+
+    def refuses(self, size: int) -> bool: ...
+
+
+class DelayStore(Protocol):
+    """Where the logs of delayed messages are kept."""
+
+    flushes: FlushCoordinator
+
+    def check_delay_stream(self, vhost: str, name: str) -> None:
+        """Raises what create_delay_stream would."""
+
+    async def create_delay_stream(self, vhost: str, name: str) -> None:
+        """Create the stream unless it exists."""
+
+    def has_delay_stream(self, vhost: str, name: str) -> bool: ...
+
+    def open_delay_view(self, vhost: str, name: str, events: ViewEvents) -> View: ...
+
+    def open_memory_view(self, events: ViewEvents) -> View: ...
+
+    async def remove_delay_stream(self, vhost: str, name: str, view: View) -> None: ...
+
+
+Q = TypeVar("Q", bound=Publishable)
+
+
+class DelayLog(Generic[Q]):
     """The delayed messages of one exchange."""
 
-    def __init__(self, vhost: "VirtualHost", exchange: Exchange, view: View) -> None:
-        self._vhost = vhost
+    def __init__(
+        self,
+        exchange: Exchange,
+        open_view: Callable[[ViewEvents], View],
+        route: Callable[[Exchange, Message, int, Sequence[str]], Routed[Q]],
+        flushes: FlushCoordinator,
+        clock: Clock,
+    ) -> None:
         self._exchange = exchange
-        self.view = view
+        self._route = route
+        self._flushes = flushes
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self.view = view = open_view(ViewEvents(moves_failed=self._moves_failed))
         self._index = DueIndex()
         self._indexed = view.low
         self._timer: Any = None
         self._timer_at = 0.0
-        self._asked_at = -1
+        self._waited_flush = -1
         self._indexing = False
-        self._due: deque[int] = deque()  # on their way out, soonest first
+        self._due: deque[int] = deque()  # offsets to publish now, soonest first
         self._is_loading = False
         self.is_closed = False
-        view.on_put_back = self._moves_failed
         self.index_new()
 
     def __len__(self) -> int:
@@ -66,19 +109,19 @@ class DelayLog:
         further = msgspec.msgpack.encode([to_bytes(key) for key in keys[1:]])
         headers = (*message.record_headers(), (DUE_HEADER, due_ms.to_bytes(8, "big")), (KEYS_HEADER, further))
         writer.append(message.key, message.body, headers, now_ms)
-        if self._asked_at != self._vhost.flushes.flush_count:  # once for each flush
-            self._asked_at = self._vhost.flushes.flush_count
-            self._vhost.flushes.after(self._flushed)
+        if self._waited_flush != self._flushes.flush_count:  # once per flush
+            self._waited_flush = self._flushes.flush_count
+            self._flushes.after(self._flushed)
 
     def _flushed(self, error: object) -> None:
         if not self.is_closed:
             self.index_new()
 
     def index_new(self) -> None:
-        """Takes what has become visible into the index, a chunk in each turn of the loop: after a restart there may
-        be millions, and nobody shall wait for them."""
+        """Add readable messages to the index, a chunk per event-loop iteration: after a restart there may be
+        millions."""
         if self._indexing:
-            return  # it goes on, up to what is visible then
+            return  # continues to the end of the log by itself
         log = self.view.log
         gap = self.view.settled.gap(max(self._indexed, log.start_offset), log.stable_end)
         if gap is not None:
@@ -88,11 +131,11 @@ class DelayLog:
                 self._indexing = True
                 cold.then(self._index_more)
                 return
-            except HeadraceError as error:  # here alone: the broker has other exchanges, and may just be starting
-                name = self._exchange.name
-                logger.error("what exchange %r delays cannot be read from %d on, and waits: %s", name, gap[0], error)
+            except HeadraceError as error:  # must not fail the start of the broker, or other exchanges
+                text = "delayed messages of exchange %r cannot be read from offset %d on: %s"
+                logger.error(text, self._exchange.name, gap[0], error)
                 self._indexing = True
-                self._vhost.loop.call_later(RETRY_MS / 1000, self._index_more)
+                self._loop.call_later(RETRY_MS / 1000, self._index_more)
                 self._arm()
                 return
             for record in codec.records(chunk.data, from_offset=gap[0], to_offset=gap[1]):
@@ -100,7 +143,7 @@ class DelayLog:
             self._indexed = max(min(chunk.next_offset, gap[1]), gap[0] + 1)
             if self._indexed < log.stable_end:
                 self._indexing = True
-                self._vhost.loop.call_soon(self._index_more)
+                self._loop.call_soon(self._index_more)
         self.view.next = max(self.view.next, self._indexed)
         self._arm()
 
@@ -113,8 +156,8 @@ class DelayLog:
         due_ms = self._index.next_due()
         if due_ms is None:
             return
-        loop = self._vhost.loop
-        when = loop.time() + min(max(due_ms - self._vhost.clock.now_ms(), 0) / 1000, TIMER_MAX_S)
+        loop = self._loop
+        when = loop.time() + min(max(due_ms - self._clock.now_ms(), 0) / 1000, TIMER_MAX_S)
         if self._timer is not None:
             if self._timer_at <= when:
                 return
@@ -126,19 +169,19 @@ class DelayLog:
         self._timer = None
         if self.is_closed or self._is_loading:
             return
-        now_ms = self._vhost.clock.now_ms()
+        now_ms = self._clock.now_ms()
         self._due.extend(self._index.take(now_ms, FIRE_MAX - len(self._due)))
         while self._due:
             offset = self._due[0]
             try:
                 self._release(offset, now_ms)
-            except ReadWaits as cold:  # it may have waited for a day: nobody else is to wait for the disk
+            except ReadWaits as cold:  # an old message may not be in memory: do not block on the disk
                 self._is_loading = True
                 cold.then(self._loaded)
                 return
-            except HeadraceError as error:  # this one alone: the others are due, too
-                name = self._exchange.name
-                logger.error("message %d that exchange %r delays is due and cannot be sent: %s", offset, name, error)
+            except HeadraceError as error:  # the other messages are due too
+                text = "delayed message %d of exchange %r is due and cannot be published: %s"
+                logger.error(text, offset, self._exchange.name, error)
                 self._index.add(now_ms + RETRY_MS, offset)
             self._due.popleft()
         self._arm()
@@ -148,10 +191,10 @@ class DelayLog:
         self._fire()
 
     def _moves_failed(self) -> None:
-        """What was due and found no room where it was to go is due again."""
+        """Messages that were due were refused by their queues: they are due again."""
         if self.is_closed:
             return
-        now_ms = self._vhost.clock.now_ms()
+        now_ms = self._clock.now_ms()
         for start, end in list(self.view.returned):
             for offset in range(start, end):
                 self._index.add(now_ms, offset)
@@ -160,59 +203,70 @@ class DelayLog:
 
     def _release(self, offset: int, now_ms: int) -> None:
         if offset < self.view.log.start_offset:
-            return  # somebody deleted it
+            return  # deleted by a user
         run = Run(offset, offset + 1, 0, True)
-        self.view.load_chunk(run)
-        chunk = self.view.chunk(run)
+        self.view.reader.load_chunk(run)
+        chunk = self.view.reader.chunk(run)
         found = codec.records(chunk.data, from_offset=offset, to_offset=offset + 1, limit=1)
-        vhost = self._vhost
-        vhost.flushes.begin_atomic()
+        self._flushes.begin_atomic()
         try:
             for record in found:
                 message = _message_of(record)
                 headers = message.headers()
                 keys = [message.routing_key, *_keys_of(record, headers)]
                 message = _waited(message, headers)
-                for queue in vhost.delays.route(self._exchange, message, now_ms, keys).queues:
+                for queue in self._route(self._exchange, message, now_ms, keys).queues:
                     queue.publish(message, now_ms)
             self.view.settle(offset, offset + 1)
         finally:
-            vhost.flushes.end_atomic()
+            self._flushes.end_atomic()
 
     def close(self) -> None:
         self.is_closed = True
         if self._timer is not None:
             self._timer.cancel()
-        self.view.discard_pending()
-        self._vhost.flushes.forget(self.view)
+        self.view.take_batches()  # discards them
+        self._flushes.forget(self.view)
 
 
-class Delays:
+class Delays(Generic[Q]):
     """The delay logs of one vhost, by exchange."""
 
-    def __init__(self, vhost: "VirtualHost") -> None:
+    def __init__(
+        self, vhost: str, store: DelayStore, routing: Routing[Q], queues: Mapping[str, Q], clock: Clock
+    ) -> None:
         self._vhost = vhost
-        self._logs: dict[str, DelayLog] = {}
+        self._store = store
+        self._routing = routing
+        self._queues = queues
+        self._clock = clock
+        self._logs: dict[str, DelayLog[Q]] = {}
 
     def check(self, exchange: Exchange) -> None:
-        """What `prepare` refuses: the stream has a longer name."""
+        """Raises what `prepare` would: the name of the stream is longer than that of the exchange."""
         if exchange.delayed and exchange.durable:
-            self._vhost.store.streams.check(STREAM_PREFIX + exchange.name, kind="queue", vhost=self._vhost.name)
+            self._store.check_delay_stream(self._vhost, STREAM_PREFIX + exchange.name)
 
     async def prepare(self, exchange: Exchange) -> None:
-        """Before the exchange is known to anybody: a place for what will wait."""
-        if exchange.name not in self._logs:
-            view = (
-                await self._vhost.store.delay_view(self._vhost.name, STREAM_PREFIX + exchange.name)
-                if exchange.durable
-                else View(MemoryLog(self._vhost.spill), self._vhost.flushes, durable=False)
-            )
-            self._logs[exchange.name] = DelayLog(self._vhost, exchange, view)
+        """Create the log of a new exchange, before messages can be published to it."""
+        if exchange.name in self._logs:
+            return
+        if exchange.durable:
+            await self._store.create_delay_stream(self._vhost, STREAM_PREFIX + exchange.name)
+            self._open(exchange)
+        else:
+            self._add(exchange, self._store.open_memory_view)
 
     def load(self, exchange: Exchange) -> None:
-        view = self._vhost.store.find_delay_view(self._vhost.name, STREAM_PREFIX + exchange.name)
-        if view is not None:
-            self._logs[exchange.name] = DelayLog(self._vhost, exchange, view)
+        """Open the log of a durable exchange when the broker starts."""
+        if self._store.has_delay_stream(self._vhost, STREAM_PREFIX + exchange.name):
+            self._open(exchange)
+
+    def _open(self, exchange: Exchange) -> None:
+        self._add(exchange, partial(self._store.open_delay_view, self._vhost, STREAM_PREFIX + exchange.name))
+
+    def _add(self, exchange: Exchange, open_view: Callable[[ViewEvents], View]) -> None:
+        self._logs[exchange.name] = DelayLog(exchange, open_view, self.route, self._store.flushes, self._clock)
 
     def route(
         self,
@@ -221,13 +275,12 @@ class Delays:
         now_ms: int,
         keys: Sequence[str],
         headers: Mapping[str, Any] | None = None,
-    ) -> Routed:
-        """Where a message goes now. Whichever exchange that delays it comes to, by bindings too, keeps it until it is
-        due. `keys`: all that it goes by, its own first."""
+    ) -> Routed[Q]:
+        """The queues that a message goes to now. Delaying exchanges on its way, also those reached by bindings, keep it
+        until it is due. `keys`: all its routing keys, its own first."""
         headers = message.headers() if headers is None else headers
         wanted = _delay_of(headers.get("x-delay"))
-        host = self._vhost
-        routed = host.routing.route_message(exchange, keys, message, host.queues, headers, delays=wanted is not None)
+        routed = self._routing.route_message(exchange, keys, message, self._queues, headers, delays=wanted is not None)
         for delaying in routed.waits_in:
             self._logs[delaying.name].add(message, now_ms + min(wanted or 0, DELAY_MAX_MS), now_ms, keys)
         return routed
@@ -237,10 +290,10 @@ class Delays:
         if log is not None:
             log.close()
             if exchange.durable:
-                await self._vhost.store.remove_delay_view(self._vhost.name, STREAM_PREFIX + exchange.name, log.view)
+                await self._store.remove_delay_stream(self._vhost, STREAM_PREFIX + exchange.name, log.view)
 
     def exchange_of(self, stream: str) -> str | None:
-        """The exchange whose delayed messages are in a stream of that name."""
+        """The exchange whose delayed messages are in the stream of this name."""
         name = stream.removeprefix(STREAM_PREFIX)
         found = self._logs.get(name) if name != stream else None
         return name if found is not None and found.view.durable else None
@@ -262,13 +315,13 @@ def _due_of(record: Record) -> int:
 
 
 def _waited(message: Message, headers: dict[str, Any]) -> Message:
-    """As RabbitMQ's plugin: its delay is negative from now on, so that it does not wait again where it dies."""
+    """Negate x-delay, as RabbitMQ's plugin does, so that the message is not delayed again when it is dead-lettered."""
     delay = _delay_of(headers.get("x-delay"))
     return message if delay is None else message.with_headers(**{"x-delay": -delay})
 
 
 def _delay_of(wanted: Any) -> int | None:
-    """In milliseconds, of what a client has in x-delay; None when it is no delay."""
+    """The delay in milliseconds from a client's x-delay header; None if it is not a delay."""
     if isinstance(wanted, str) and wanted.lstrip("-").isdecimal() and len(wanted) < 20:
         wanted = int(wanted)
     return wanted if isinstance(wanted, int) and not isinstance(wanted, bool) and wanted > 0 else None
@@ -278,7 +331,7 @@ def _keys_of(record: Record, headers: dict[str, Any]) -> list[str]:
     for name, value in record.headers:
         if name == KEYS_HEADER:
             return [to_text(key) for key in msgspec.msgpack.decode(value or b"", type=list[bytes])]
-    return further_keys(headers)  # delayed by an earlier version
+    return cc_keys(headers)  # stored by an earlier version
 
 
 def _message_of(record: Record) -> Message:

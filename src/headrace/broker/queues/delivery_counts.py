@@ -1,8 +1,8 @@
-"""How often messages came back: counted where a queue has a delivery limit, saved with the view's settles.
+"""Counts how often each message was returned, for queues with a delivery limit. Saved with the view's settles.
 
-Only messages that were returned and are not settled yet have a number, so this is small whatever the backlog is.
-A limit is worth something only if the count outlives the broker: a message that ends its consumer every
-time would otherwise start from nothing after each restart, and never reach its dead letter queue.
+Only messages that were returned and are not settled yet have a count, so the size does not depend on the backlog.
+Counts must survive a restart: otherwise a message that crashes broker and consumer each time would start at zero again
+and never reach its dead-letter queue.
 """
 
 import struct
@@ -15,13 +15,13 @@ _COUNT = struct.Struct(">qI")
 
 
 class DeliveryCounts:
-    """Of one view: offset -> how often it was given back."""
+    """Return counts of one view, by offset."""
 
     __slots__ = ("_counts", "_offsets", "_unsaved")
 
     def __init__(self, saved: Mapping[int, int]) -> None:
         self._counts = dict(saved)
-        self._offsets = RangeSet((offset, offset + 1) for offset in sorted(saved))  # found without a look at them all
+        self._offsets = RangeSet((offset, offset + 1) for offset in sorted(saved))  # for next_in
         self._unsaved: dict[int, int] = {}
 
     def __bool__(self) -> bool:
@@ -51,7 +51,7 @@ class DeliveryCounts:
         return count
 
     def forget(self, start: int, end: int) -> None:
-        """[start, end) is settled, for good."""
+        """[start, end) is settled for good."""
         if not self._counts:
             return
         self._offsets.remove(start, end)
@@ -69,12 +69,12 @@ class DeliveryCounts:
         self._unsaved = {**unsaved, **self._unsaved}
 
 
-def pack(counts: Mapping[int, int]) -> bytes:
+def encode_counts(counts: Mapping[int, int]) -> bytes:
     return _SIZE.pack(len(counts)) + b"".join(_COUNT.pack(*entry) for entry in counts.items())
 
 
-def unpack(raw: memoryview) -> tuple[dict[int, int], memoryview]:
-    """(counts, what follows them)."""
+def decode_counts(raw: memoryview) -> tuple[dict[int, int], memoryview]:
+    """(counts, the bytes after them)."""
     (size,) = _SIZE.unpack_from(raw)
     end = _SIZE.size + size * _COUNT.size
     return dict(_COUNT.iter_unpack(raw[_SIZE.size : end])), raw[end:]

@@ -1,7 +1,7 @@
-"""Which offset is due when, for millions of them: 16 bytes each, by the second, in order within it.
+"""Index of offsets by due time, for millions of entries of 16 bytes each.
 
-No timer and no object for each entry. Entries of one second are a flat array of (due, offset) pairs; the seconds
-are a heap. Only the second that is at hand is unpacked and sorted.
+There is neither a timer nor an object per entry. Entries of one second are a flat array of (due, offset) pairs, and the
+seconds are a heap. Only the earliest second is sorted.
 """
 
 import heapq
@@ -15,7 +15,7 @@ class DueIndex:
     def __init__(self) -> None:
         self._slots: dict[int, array[int]] = {}
         self._order: list[int] = []
-        self._head: list[tuple[int, int]] = []  # the earliest slot, and what came in before it, soonest last
+        self._head: list[tuple[int, int]] = []  # the earliest slot, and later additions before it; soonest last
         self._head_slot = -1
         self._length = 0
 
@@ -26,7 +26,7 @@ class DueIndex:
         slot = due_ms // SLOT_MS
         self._length += 1
         if slot <= self._head_slot and self._head:
-            # Into the head, whatever its slot: everything in the heap is later than that.
+            # Into the head, even if its slot is earlier: everything in the heap is later.
             insort(self._head, (due_ms, offset), key=lambda entry: (-entry[0], -entry[1]))
             return
         pairs = self._slots.get(slot)
@@ -36,8 +36,8 @@ class DueIndex:
         pairs.append(due_ms)
         pairs.append(offset)
 
-    def _open(self) -> bool:
-        """Whether the head has something in it, or could be filled."""
+    def _fill_head(self) -> bool:
+        """Fill the head if it is empty; False if there are no entries."""
         if self._head:
             return True
         if not self._order:
@@ -48,12 +48,12 @@ class DueIndex:
         return True
 
     def next_due(self) -> int | None:
-        return self._head[-1][0] if self._open() else None
+        return self._head[-1][0] if self._fill_head() else None
 
     def take(self, now_ms: int, limit: int) -> list[int]:
-        """Offsets that are due, soonest first, at most limit of them."""
+        """Remove and return offsets that are due, soonest first, at most `limit`."""
         found: list[int] = []
-        while len(found) < limit and self._open() and self._head[-1][0] <= now_ms:
+        while len(found) < limit and self._fill_head() and self._head[-1][0] <= now_ms:
             found.append(self._head.pop()[1])
             self._length -= 1
         return found

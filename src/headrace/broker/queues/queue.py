@@ -1,327 +1,301 @@
-"""A queue: what it holds (queue_contents.py), its consumers, and who gets what and when.
+"""A queue: its declaration, its messages (backlog), their limits, and the consumers they are delivered to (dispatcher).
 
-The log keeps the messages, the view keeps the score, and the listener's consumers make frames of them. Everything
-runs on
-the loop's thread; work that was caused in one turn of the loop (acks, new messages, new consumers) is done once, by
-dispatch.
+The AMQP and HTTP listeners use queues through this class only. Everything runs on the event-loop thread.
 """
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from headrace.broker.queues.backlog import QueueContents
+from headrace.broker.queues.backlog import Backlog
 from headrace.broker.queues.consumers import Consumer, Consumers
-from headrace.broker.queues.queue_arguments import QueueArguments
-from headrace.broker.queues.view import Run, View
-from headrace.broker.streams.partition import when_loaded
-from headrace.broker.types.message import Message, properties_of
+from headrace.broker.queues.dead_letter_outbox import DeadLetterOutbox
+from headrace.broker.queues.dispatch_schedule import DispatchSchedule
+from headrace.broker.queues.dispatcher import Dispatcher
+from headrace.broker.queues.lifetime import Lifetime
+from headrace.broker.queues.limits import QueueLimits
+from headrace.broker.queues.queue_arguments import REJECT_DLX, STREAM, QueueArguments
+from headrace.broker.queues.vhost_services import VhostServices
+from headrace.broker.queues.view import View, ViewEvents
+from headrace.broker.types.message import Message
+from headrace.broker.types.publish_tracker import Target
+from headrace.broker.types.range_set import RangeSet
 from headrace.errors import ExclusiveUse
-
-if TYPE_CHECKING:
-    from headrace.broker.vhosts.vhost import VirtualHost
-
-TURN_MESSAGES = 2000  # what one turn of dispatch may deliver before others get theirs
-TURN_BYTES = 1 << 20
-SHARE_MAX = 512
+from headrace.record.codec import BatchWriter
+from headrace.record.layout import SEAL_BYTES
 
 
-class Queue(QueueContents):
+class Queue:
+    """A classic or quorum queue. `open_views` makes its views, one for each priority level, highest first."""
+
     def __init__(
         self,
-        vhost: "VirtualHost",
+        vhost: VhostServices,
         name: str,
         policy: QueueArguments,
-        views: list[View],
+        open_views: Callable[[ViewEvents], list[View]],
         *,
         durable: bool,
         auto_delete: bool = False,
         owner: object | None = None,
         arguments: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(
-            vhost, name, policy, views, durable=durable, auto_delete=auto_delete, owner=owner, arguments=arguments
-        )
+        self.vhost = vhost
+        self.name = name
+        self.policy = policy  # in force: the declared one, limited by the operator's policies
+        self.declared_policy = policy
+        self.policy_name: str | None = None
+        self.operator_policy_name: str | None = None
+        self.durable, self.auto_delete = durable, auto_delete
+        self.owner = owner  # the connection of an exclusive queue
+        self.arguments = arguments or {}
+        self.is_deleted = False
+        self.published = 0
         self.consumers = Consumers(single_active=policy.single_active)
-        self.had_consumer = False
-        self.last_used = vhost.clock.monotonic()
-        self._scheduled = False
-        self._waits: dict[View, Any] = {}
-        self._expiry: asyncio.TimerHandle | None = None
-        if policy.expires_ms is not None:
-            self._arm_expires()
+        self._schedule = DispatchSchedule(self.consumers, vhost.loop, self._dispatch)
+        self.wake = self._schedule.wake  # called for every batch of acks: saves a call
+        self.views = open_views(ViewEvents(self.wake, self._records_lost, self._moves_failed))
+        self.backlog = Backlog(self.views)
+        self.outbox = DeadLetterOutbox(
+            self, self.backlog, vhost, on_returned=self._returned, on_retry=self._moves_failed
+        )
+        self.limits = QueueLimits(policy, self.backlog, self.outbox, self._schedule, vhost)
+        self.dispatcher = self._make_dispatcher()
+        self.lifetime = Lifetime(
+            self.consumers,
+            vhost.clock,
+            vhost.loop,
+            auto_delete=auto_delete,
+            expires_ms=policy.expires_ms,
+            delete=self._delete_unused,
+        )
+
+    def _make_dispatcher(self) -> Dispatcher:
+        return Dispatcher(self.policy, self.backlog, self.limits, self._schedule)
+
+    # Facts.
+
+    @property
+    def exclusive(self) -> bool:
+        return self.owner is not None
+
+    @property
+    def is_stream(self) -> bool:
+        return self.policy.kind == STREAM
+
+    @property
+    def needs_python(self) -> bool:
+        """Whether messages must be published one by one, not appended to the writer by the scanner."""
+        return self.policy.decides_per_message
+
+    @property
+    def view(self) -> View:
+        """The view of the lowest priority; the only one of most queues."""
+        return self.views[-1]
+
+    @property
+    def ready(self) -> int:
+        return sum(view.ready for view in self.views)
+
+    @property
+    def unacked(self) -> int:
+        return sum(view.out for view in self.views)
+
+    @property
+    def most_returns(self) -> int:
+        """The highest return count of an unsettled message."""
+        return max(view.counts.highest for view in self.views)
+
+    @property
+    def delivered(self) -> int:
+        return self.dispatcher.delivered
+
+    @property
+    def redelivered(self) -> int:
+        return self.dispatcher.redelivered
+
+    @property
+    def acked(self) -> int:
+        return self.dispatcher.acked
+
+    @property
+    def dead_lettered(self) -> int:
+        return self.outbox.moved
+
+    # Publishing.
+
+    def open_writer(self, target: Target | None = None) -> BatchWriter:
+        """For the fast path: the scanner appends messages to the writer without examining them."""
+        writer = self.views[-1].open_writer(target)
+        policy = self.policy
+        if policy.length_max is not None or policy.ttl_ms is not None:
+            self.limits.check_after_flush()
+        return writer
+
+    def seal(self) -> None:
+        """Finish the batch: the scanner has filled it."""
+        self.views[-1].pending.seal()
+
+    def publish(self, message: Message, timestamp_ms: int) -> bool:
+        """Append one message; False if the queue is full and refuses it."""
+        if self.limits.refuses(len(message.body)):
+            if self.policy.overflow == REJECT_DLX:
+                self.vhost.dead_letters.publish_copy(self, message, "maxlen", timestamp_ms)
+            return False
+        view = self.backlog.view_for(message)
+        writer = view.open_writer()
+        if writer.size > SEAL_BYTES:
+            view.pending.seal()
+        writer.append(message.key, message.body, message.record_headers(), timestamp_ms)
+        self.published += 1
+        self.limits.published(message)
+        return True
+
+    def refuses(self, size: int) -> bool:
+        """Whether the queue would refuse a message with a body of this size."""
+        return self.limits.refuses(size)
+
+    # Settling.
+
+    def settle(self, view: View, start: int, end: int) -> None:
+        if self.is_deleted:
+            return  # its settles have been deleted with it and must not reappear
+        view.settle(start, end)
+        self.dispatcher.acked += end - start
+
+    def give_back(self, view: View, offset: int, *, counts: bool = True) -> None:
+        """Return a message in flight to be delivered again. Beyond the delivery limit it is dead-lettered."""
+        if self.is_deleted or offset < view.log.start_offset:
+            return  # it was deleted while it was in flight
+        limit = self.policy.returns_max
+        if counts and self.policy.counts_deliveries:
+            count = view.count_return(offset)
+            if limit is not None and count > limit:
+                self.reject(view, offset, "delivery_limit")
+                return
+        view.give_back(offset, offset + 1)
+        if self.limits.bytes is not None:
+            self.limits.bytes.returned(view, offset)
+        self.limits.returned()
+
+    @property
+    def gives_back_runs(self) -> bool:
+        """Whether messages can be returned as ranges: neither their size nor their return count is needed."""
+        return self.limits.bytes is None and not self.policy.counts_deliveries
+
+    def give_back_run(self, view: View, start: int, end: int) -> None:
+        start = max(start, view.log.start_offset)
+        if start < end and not self.is_deleted:
+            view.give_back(start, end)
+            self.limits.returned()
+
+    def reject(self, view: View, offset: int, reason: str = "rejected") -> None:
+        """Dead-letter a message in flight, or drop it if the queue has no dead-letter exchange."""
+        if self.is_deleted or offset < view.log.start_offset:
+            return
+        if self.policy.dead_letter_exchange is None:
+            view.settle(offset, offset + 1)
+            return
+        self.outbox.reject(view, offset, reason)
+
+    async def rejects_moved(self) -> None:
+        """Wait until every message rejected so far has been dead-lettered, or the queue is deleted."""
+        await self.outbox.wait_empty()
+
+    async def purge(self) -> int:
+        """Remove all ready messages durably; returns how many. Messages in flight stay in flight."""
+        removed = self.backlog.settle_ready()
+        if self.limits.bytes is not None:
+            self.limits.bytes.purged()
+        if any(view.durable for view in self.views):
+            await self.vhost.flushes.wait_settles_stored()
+        return removed
+
+    def settle_void(self, view: View, void: RangeSet, is_committed: bool) -> None:
+        """A Kafka transaction has ended and these offsets hold no message."""
+        self.limits.settle_void(view, void, is_committed)
+
+    def drop_expired(self) -> None:
+        self.limits.drop_expired()
 
     # Delivering.
 
-    def wake(self) -> None:
-        """Something changed: dispatch at the end of this turn of the loop."""
-        if not self._scheduled and not self.is_deleted:
-            self._scheduled = True
-            self.vhost.loop.call_soon(self.dispatch)
-
-    @property
-    def is_serving(self) -> bool:
-        return self._scheduled and bool(self.consumers)
-
-    def taken_at_once(self, most: int) -> int:
-        return self.consumers.room(most)
+    def _dispatch(self) -> None:
+        self.dispatcher.dispatch()
 
     def serve(self) -> None:
-        """Does now what waits for the end of the turn: basic.get is for what no consumer takes."""
-        if self._scheduled:
-            self.dispatch()
-
-    def dispatch(self) -> None:
-        self._scheduled = False
-        if self.is_deleted or not self.consumers:
-            return
-        left, left_bytes = TURN_MESSAGES, TURN_BYTES
-        while left > 0 and left_bytes > 0:
-            ready = self.ready
-            chosen = self.consumers.in_turn(max(1, ready))
-            if not chosen:
-                return  # credit wakes us
-            # What is ready is parted once: a share for each, and no look at all the others for every message.
-            share = SHARE_MAX if len(chosen) == 1 else max(1, min(SHARE_MAX, -(-ready // len(chosen))))
-            for consumer in chosen:
-                found = self._next_run()
-                if found is None:
-                    self._wait_for_more()
-                    return
-                view, run = found
-                if not self.is_loaded(view, run, self.wake):
-                    return
-                credit = consumer.credit()  # others of its channel may have used it, or its socket may be full by now
-                if credit <= 0:
-                    continue
-                count, size = self._deliver(consumer, view, run, min(credit, share))
-                self.consumers.served(consumer)
-                left -= count + 1
-                left_bytes -= size
-        self.wake()
-
-    def _next_run(self) -> tuple[View, Run] | None:
-        for view in self.views:
-            run = view.next_run()
-            if run is not None:
-                return view, run
-            if view.has_ready:
-                return None  # waits for its reservation: a lower priority must not overtake it
-        return None
-
-    def _wait_for_more(self) -> None:
-        for view in self.views:
-            if view not in self._waits and view.next >= view.log.stable_end:
-                self._waits[view] = view.log.wait(view.next, lambda v=view: self._more(v))
-
-    def _more(self, view: View) -> None:
-        self._waits.pop(view, None)
-        self.wake()
-
-    def _deliver(self, consumer: Consumer, view: View, run: Run, share: int) -> tuple[int, int]:
-        chunk = view.chunk(run)
-        if not chunk.data:
-            self._skip(view, run, min(run.end, chunk.next_offset))
-            return 0, 0
-        seen = view.seen_ahead(run.start)
-        if seen is not None and properties_of(seen) is None:  # known before the consumer has walked there to say so
-            self._head_changed()
-            return self._deliver_one(consumer, view, run)
-        if view.counts and self.policy.counts_deliveries:
-            if run.start in view.counts:
-                self._head_changed()
-                return self._deliver_one(consumer, view, run)
-            run = run._replace(end=view.counts.next_in(run.start, run.end))
-        if self._bytes is not None:
-            run = run._replace(end=self._bytes.up_to(view, run.start, run.end))
-        delivered = consumer.deliver(
-            view,
-            chunk.data,
-            run.start,
-            min(run.end, chunk.next_offset),
-            share,
-            run.redelivered_below,
-            self._expired_until(run),
-        )
-        next_offset, count, size = delivered.next_offset, delivered.count, delivered.body_bytes
-        self._head_changed()
-        if next_offset > run.start:
-            view.advance(run, next_offset)
-            for start, end in delivered.gaps:
-                view.settle(start, end)
-            if consumer.no_ack and count:
-                self.settle(view, run.start, next_offset)
-            self._count(view, run, count, size)
-        if delivered.needs_message:
-            rest = run._replace(start=next_offset)
-            if rest.start < rest.end and count < share:
-                more, more_size = self._deliver_one(consumer, view, rest)
-                return count + more, size + more_size
-        return count, size
-
-    def _count(self, view: View, run: Run, count: int, size: int) -> None:
-        self.delivered += count
-        if run.returned:
-            self.redelivered += count
-        if self._bytes is not None:
-            self._bytes.taken(view, run.start, size)
-
-    def _deliver_one(self, consumer: Consumer, view: View, run: Run) -> tuple[int, int]:
-        """The slow way, for a record that has to be looked at."""
-        message = self.read(view, run)
-        if message is None:
-            return 0, 0
-        offset = run.start
-        view.advance(run, offset + 1)
-        at = self.expires_at(message)
-        is_now_or_never = at == message.timestamp and not run.returned  # see _expired_until
-        if at is not None and at <= self.vhost.clock.now_ms() and not is_now_or_never:
-            self._forget_bytes(view, offset, message)
-            self._departures.move(view, offset, message, "expired")
-            return 0, 0
-        redelivered = offset < run.redelivered_below
-        count = view.counts.get(offset)
-        if count and self.policy.counts_deliveries:
-            message = message.with_headers(**{"x-delivery-count": count})
-        consumer.deliver_message(view, offset, message, redelivered)
-        self._count(view, run, 1, len(message.body))
-        if consumer.no_ack:
-            self.settle(view, offset, offset + 1)
-        return 1, len(message.body) + 200
+        """Serve the consumers now if they have been woken: basic.get takes only messages that no consumer takes."""
+        self._schedule.dispatch_now()
 
     async def prepare_get(self) -> None:
-        for view in self.views:
-            await view.reserve_next()
-            if self.is_deleted:
-                return  # while we waited
-            if view.has_ready:
-                await when_loaded(partial(self._load_head, view))
-                return
-
-    @staticmethod
-    def _load_head(view: View) -> None:
-        run = view.next_run_unreserved()
-        if run is not None:
-            view.load_chunk(run)
+        """Wait until `get` needs neither a reservation nor the disk."""
+        await self.backlog.prepare_take()
 
     def get(self) -> tuple[View, int, Message, bool] | None:
-        """The next message, for basic.get: it is out until it is settled or given back."""
-        self.last_used = self.vhost.clock.monotonic()
-        while not self.is_deleted:
-            taken = self._take_head()
-            if taken is None:
-                return None
-            view, offset, message = taken
-            view.reserve_past(offset)
-            redelivered = self._last_run.redelivered_below > offset
-            at = self.expires_at(message)
-            self._forget_bytes(view, offset, message)
-            if at is None or at > self.vhost.clock.now_ms():
-                count = view.counts.get(offset)
-                if count and self.policy.counts_deliveries:
-                    message = message.with_headers(**{"x-delivery-count": count})
-                self.delivered += 1
-                self._head_changed()
-                return view, offset, message, redelivered
-            self._departures.move(view, offset, message, "expired")
-        return None
-
-    # Consumers.
+        """(view, offset, message, redelivered) of the next message; it is in flight until settled or returned."""
+        self.lifetime.used()
+        return self.dispatcher.get()
 
     def add_consumer(self, consumer: Consumer) -> None:
         is_shared = self.policy.single_active or len(self.consumers)
         if self.consumers.exclusive or (consumer.exclusive and is_shared):
             raise ExclusiveUse(f"queue '{self.name}' in vhost '{self.vhost.name}' in exclusive use")
-        self.had_consumer = True
+        self.lifetime.consumer_added()
         self.consumers.add(consumer)
         for view in self.views:
             view.reserve_past(view.next)
         self.wake()
 
     def remove_consumer(self, consumer: Consumer) -> asyncio.Task[None] | None:
-        """What deletes the queue, where this was the last that it was for."""
+        """The task that deletes the queue, if it was an auto-delete queue's last consumer."""
         before = len(self.consumers)
         self.consumers.remove(consumer)
-        self.last_used = self.vhost.clock.monotonic()
+        self.lifetime.used()
         if before and not len(self.consumers):
-            self._stop_waiting()
-            if self.auto_delete and not self.is_deleted:
-                return self.vhost.delete_soon(self)
-            if self.policy.expires_ms is not None:
-                self._arm_expires()
-        else:
-            self.wake()
+            self.dispatcher.stop_waiting()
+            return self.lifetime.last_consumer_removed()
+        self.wake()
         return None
 
-    def _stop_waiting(self) -> None:
-        for waiter in self._waits.values():
-            waiter.cancel()
-        self._waits.clear()
-        for view in self.views:
-            view.release_chunk()
+    # Events of the components.
 
-    # Going away.
+    def _returned(self) -> None:
+        self.limits.returned()
+
+    def _records_lost(self) -> None:
+        self.limits.count_bytes_anew()
+
+    def _moves_failed(self) -> None:
+        self.limits.moves_failed()
+
+    # Ending.
 
     def apply_policy(self, policy: QueueArguments) -> None:
-        before = self.policy
-        super().apply_policy(policy)
-        if policy.expires_ms is not None and policy.expires_ms != before.expires_ms:
-            self._arm_expires()
-
-    def _arm_expires(self, idle_s: float = 0.0) -> None:
-        """One timer, however often consumers come and go."""
-        assert self.policy.expires_ms is not None
-        if self._expiry is not None:
-            self._expiry.cancel()
-        self._expiry = self.vhost.loop.call_later(self.policy.expires_ms / 1000 - idle_s, self._expires_timer)
-
-    def _expires_timer(self) -> None:
-        self._expiry = None
-        if self.is_deleted or len(self.consumers) or self.policy.expires_ms is None:
-            return
-        if self._is_idle:
-            self.vhost.delete_soon(self)
-        else:
-            self._arm_expires(self.vhost.clock.monotonic() - self.last_used)
-
-    @property
-    def _is_idle(self) -> bool:
-        """For as long as its x-expires says."""
-        expires_ms = self.policy.expires_ms
-        return expires_ms is not None and (self.vhost.clock.monotonic() - self.last_used) * 1000 >= expires_ms - 1
-
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether a deletion that nobody asked for by name may still go on."""
-        return not len(self.consumers) and ((self.auto_delete and self.had_consumer) or self._is_idle)
-
-    def stays(self) -> None:
-        """Such a deletion was given up: the next one comes in its time."""
-        if self.policy.expires_ms is not None and not self.is_deleted and not len(self.consumers):
-            self._arm_expires()
+        self.policy = self.dispatcher.policy = policy
+        self.limits.apply_policy(policy)
+        self.lifetime.set_expires(policy.expires_ms)
 
     def used(self) -> None:
-        """Declared again or read from: its x-expires starts anew."""
-        self.last_used = self.vhost.clock.monotonic()
+        """The queue was declared again: x-expires starts anew."""
+        self.lifetime.used()
 
-    def close(self, notify: Callable[[Consumer], None] | None = None) -> None:
-        """The queue is gone: consumers hear of it, nothing is delivered any more."""
+    def _delete_unused(self) -> asyncio.Task[None] | None:
+        return self.vhost.delete_unused(self)
+
+    def close(self) -> None:
+        """The queue has been deleted: cancels its consumers and delivers nothing more."""
         self.is_deleted = True
-        self._departures.end()
-        self._stop_waiting()
-        for waiter in self._arrivals.values():
-            waiter.cancel()
-        self._arrivals.clear()
-        for timer in (self._timer, self._expiry):
-            if timer is not None:
-                timer.cancel()
+        self.backlog.is_closed = True
+        self._schedule.close()
+        self.outbox.release_waiters()
+        self.dispatcher.stop_waiting()
+        self.limits.close()
+        self.lifetime.close()
         for consumer in self.consumers:
             self.consumers.remove(consumer)
             consumer.cancelled()
+        self.backlog.close()
         for view in self.views:
-            view.release_waiters()
-            view.discard_pending()
             self.vhost.flushes.forget(view)
             if not view.durable:
                 view.log.close()

@@ -1,4 +1,4 @@
-"""What a queue's arguments ask for, checked and typed once when it is declared."""
+"""The arguments of a queue (x-...), checked and typed once when it is declared."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
@@ -12,9 +12,9 @@ CLASSIC, QUORUM, STREAM = "classic", "quorum", "stream"
 DROP_HEAD, REJECT, REJECT_DLX = "drop-head", "reject-publish", "reject-publish-dlx"
 AT_MOST_ONCE, AT_LEAST_ONCE = "at-most-once", "at-least-once"
 PRIORITY_MAX = 255
-DELIVERY_LIMIT_QUORUM = 20  # RabbitMQ 4 stops a poison message here when nobody says otherwise
-TTL_MAX = 2**53  # milliseconds; past this a date is no date
-BOUND_MAX = 2**63 - 1  # what AMQP can say: clients send it for no bound
+DELIVERY_LIMIT_QUORUM = 20  # RabbitMQ 4's default
+TTL_MAX = 2**53  # milliseconds; beyond this, dates cannot be represented
+BOUND_MAX = 2**63 - 1  # the largest AMQP integer: clients send it for "no limit"
 STREAM_OFFSETS = ("first", "last", "next")
 
 
@@ -30,7 +30,7 @@ class QueueArguments(msgspec.Struct, frozen=True, kw_only=True):
     dead_letter_strategy: str = AT_MOST_ONCE
     priority_max: int = 0
     single_active: bool = False
-    delivery_limit: int | None = None  # -1: none, also where a queue has one if nobody says anything
+    delivery_limit: int | None = None  # -1: none, even if the queue type has a default
     consumer_timeout_ms: int | None = None
     retain_ms: int | None = None
     retain_bytes: int | None = None
@@ -38,7 +38,7 @@ class QueueArguments(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def returns_max(self) -> int | None:
-        """How often a message may come back."""
+        """How often a message may be returned; None: without limit."""
         if self.delivery_limit is None:
             return DELIVERY_LIMIT_QUORUM if self.kind == QUORUM else None
         return self.delivery_limit if self.delivery_limit >= 0 else None
@@ -48,13 +48,19 @@ class QueueArguments(msgspec.Struct, frozen=True, kw_only=True):
         return self.kind == QUORUM or self.returns_max is not None
 
     @property
+    def is_bounded(self) -> bool:
+        """Whether the length, the bytes or the age of the messages is limited."""
+        return self.length_max is not None or self.bytes_max is not None or self.ttl_ms is not None
+
+    @property
     def keeps_dead_letters(self) -> bool:
-        """Until there is a place for them. Under RabbitMQ's conditions: what the queue holds must not be dropped."""
+        """Whether dead letters are kept until they can be stored (at-least-once). As in RabbitMQ, only where the queue
+        never drops messages."""
         return self.dead_letter_strategy == AT_LEAST_ONCE and self.kind == QUORUM and self.overflow == REJECT
 
     @property
     def decides_per_message(self) -> bool:
-        """Whether a publish needs more than being appended."""
+        """Whether each publish must be examined in Python before it is appended."""
         return (
             self.priority_max > 0
             or self.bytes_max is not None
@@ -136,9 +142,9 @@ CHECKS: dict[str, tuple[str | None, Callable[[Any], str | None]]] = {
     "x-retain-ms": ("retain_ms", _at_least(1)),
     "x-retain-bytes": ("retain_bytes", _at_least(1)),
 }
-# What RabbitMQ compares when a queue is declared again; the rest may differ.
+# Arguments that must be the same when a queue is declared again, as in RabbitMQ; others may differ.
 COMPARED = tuple(name for name in CHECKS if name not in ("x-queue-master-locator", "x-queue-leader-locator"))
-# What RabbitMQ has for other types of queues only. A delivery limit of classic queues is ours.
+# Arguments that RabbitMQ refuses for other queue types. A delivery limit of classic queues is our extension.
 _QUORUM_ONLY = (
     "x-dead-letter-strategy",
     "x-max-in-memory-length",
@@ -159,8 +165,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
 
 
 def check_declared(where: str, arguments: Mapping[str, Any]) -> None:
-    """What a client may not declare. A policy may say it: it is for queues of several types, and RabbitMQ
-    takes any number there."""
+    """Refuse arguments that clients may not declare. Policies may contain them: a policy applies to queues of several
+    types, and RabbitMQ accepts any number there."""
     kind = arguments.get("x-queue-type", CLASSIC)
     for name in REFUSED.get(kind, ()) if isinstance(kind, str) else ():
         if name in arguments:
@@ -172,7 +178,7 @@ def check_declared(where: str, arguments: Mapping[str, Any]) -> None:
 
 
 def parse_arguments(where: str, arguments: Mapping[str, Any]) -> QueueArguments:
-    """ArgumentMismatch says which argument cannot be, in RabbitMQ's words. Unknown ones are kept and ignored."""
+    """Raises ArgumentMismatch with RabbitMQ's text for an invalid argument. Unknown arguments are ignored."""
     fields: dict[str, Any] = {}
     for name, value in arguments.items():
         if name not in CHECKS:

@@ -1,12 +1,14 @@
-"""Exchanges: which destinations a routing key, or headers, lead to. One class for each kind."""
+"""Exchange types. To add one, write a subclass of Exchange here and list it in KINDS; nothing else has to change."""
 
 import hashlib
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar, Protocol
 
 from headrace.broker.routing.topic_trie import TopicTrie
+from headrace.broker.types.message import HASHED, Message
 from headrace.errors import ArgumentMismatch, InvalidInput
 
 Arguments = Mapping[str, Any]
@@ -22,7 +24,7 @@ class Destination(Protocol):
 
 
 class Binding:
-    """A destination bound to an exchange; two bindings are the same when key and arguments are."""
+    """A destination bound to an exchange. Bindings with the same destination, key and arguments are the same."""
 
     __slots__ = ("arguments", "destination", "identity", "key", "source")
 
@@ -39,7 +41,7 @@ class Binding:
 
     @property
     def properties_key(self) -> str:
-        """The name RabbitMQ's HTTP API gives to a binding; "~" stands between its parts, and for an empty key."""
+        """The name of the binding in RabbitMQ's HTTP API; "~" separates its parts and stands for an empty key."""
         key = self.key.replace("%", "%25").replace("~", "%7E") or "~"
         if not self.arguments:
             return key
@@ -52,12 +54,13 @@ def canonical(arguments: Arguments) -> str:
 
 
 class Exchange:
-    """What all kinds share. match is called for each route that is not cached, so it may be plain Python."""
+    """Base class of all exchange types. Subclasses define `kind` and `match`, and what else differs.
+
+    Routes that depend on the routing key alone are cached, so `match` may be plain Python.
+    """
 
     kind: ClassVar[str]
-    needs_headers: ClassVar[bool] = False
     delayed: ClassVar[bool] = False
-    hash_property: Any = None  # of the message: its value is what this exchange takes for the routing key
 
     def __init__(
         self,
@@ -81,12 +84,17 @@ class Exchange:
         return self.kind
 
     @property
+    def needs_message(self) -> bool:
+        """Whether the destinations depend on more than the routing key, so that routes cannot be cached."""
+        return self.delayed
+
+    @property
     def alternate(self) -> str | None:
         value = self.arguments.get("alternate-exchange")
         return value if isinstance(value, str) else self.policy_alternate
 
     def bind(self, binding: Binding) -> bool:
-        """False when it is there already."""
+        """False if the binding exists."""
         if binding.identity in self.bindings:
             return False
         self.check(binding.key, binding.arguments)
@@ -100,15 +108,27 @@ class Exchange:
             self._remove(binding)
         return binding
 
+    @classmethod
+    def check_arguments(cls, arguments: Arguments) -> None:
+        """Raises ArgumentMismatch if an exchange of this type cannot have these arguments."""
+
     def check(self, key: str, arguments: Arguments) -> None:
-        """Raises when this kind cannot use such a binding."""
+        """Raises if this exchange cannot have such a binding."""
 
     def _add(self, binding: Binding) -> None: ...
 
     def _remove(self, binding: Binding) -> None: ...
 
     def match(self, key: str, headers: Arguments | None) -> Iterable[Destination]:
+        """The destinations of one routing key; may contain duplicates."""
         raise NotImplementedError
+
+    def match_all(
+        self, keys: Sequence[str], headers: Arguments | None, message: Message | None
+    ) -> Iterable[Destination]:
+        """The destinations of a message with these routing keys (its own, CC and BCC). `message` is None when a route
+        is computed to be cached."""
+        return chain.from_iterable(self.match(key, headers) for key in keys)
 
 
 class Direct(Exchange):
@@ -157,8 +177,11 @@ class Topic(Exchange):
 
 class Headers(Exchange):
     kind = "headers"
-    needs_headers = True
     MODES: ClassVar = ("all", "any", "all-with-x", "any-with-x")
+
+    @property
+    def needs_message(self) -> bool:
+        return True
 
     def check(self, key: str, arguments: Arguments) -> None:
         mode = arguments.get("x-match", "all")
@@ -178,19 +201,19 @@ class Headers(Exchange):
             for name, value in wanted.items()
             if name != "x-match" and (mode.endswith("-with-x") or not name.startswith("x-"))
         ]
-        # A binding without a value asks only that the header is there.
+        # A binding argument without a value only requires that the header exists.
         hits = (name in headers and (value is None or _is_same(headers[name], value)) for name, value in pairs)
         return any(hits) if mode.startswith("any") else all(hits)
 
 
 def _is_same(found: Any, wanted: Any) -> bool:
-    """To AMQP, 1 is neither true nor 1.0; to Python it is both."""
+    """AMQP distinguishes 1 from true and 1.0; Python's == does not."""
     kinds = bool, int
     return found == wanted and all(isinstance(found, kind) is isinstance(wanted, kind) for kind in kinds)
 
 
 class ConsistentHash(Exchange):
-    """Each binding's key is its weight; a message goes to one destination, by a hash that moves few keys."""
+    """Sends each message to one destination, by consistent hashing. The key of a binding is its weight."""
 
     kind = "x-consistent-hash"
     POINTS_PER_WEIGHT: ClassVar = 40
@@ -200,18 +223,26 @@ class ConsistentHash(Exchange):
 
     def __init__(self, name: str, **options: Any) -> None:
         super().__init__(name, **options)
-        # Points of the ring, each with the number of its binding in its lower bits: eight bytes, and a million of them
-        # are sorted in a moment. They are when the next message comes, for all bindings since the last one.
+        # Points of the ring, with the number of their binding in the lower bits: eight bytes each. Sorted when the next
+        # message arrives, once for all bindings added since the last one.
         self._ring = array("Q")
         self._is_sorted = True
         self._numbered: dict[int, Binding] = {}
         self._free_numbers: list[int] = []
         self._header = self.arguments.get("hash-header")
-        self.hash_property = self.arguments.get("hash-property")
+        self._property = self.arguments.get("hash-property")  # of the message, hashed instead of the routing key
 
     @property
-    def hashes_headers(self) -> bool:
-        return bool(self._header or self.hash_property)
+    def needs_message(self) -> bool:
+        return self.delayed or bool(self._header or self._property)
+
+    @classmethod
+    def check_arguments(cls, arguments: Arguments) -> None:
+        if "hash-header" in arguments and "hash-property" in arguments:
+            raise ArgumentMismatch("hash-header and hash-property are mutually exclusive")
+        hashed = arguments.get("hash-property", HASHED[0])
+        if hashed not in HASHED:
+            raise ArgumentMismatch(f"Unsupported property: {hashed}")
 
     def check(self, key: str, arguments: Arguments) -> None:
         if not key.isdecimal() or not 0 < int(key) <= self.WEIGHT_MAX:
@@ -219,7 +250,7 @@ class ConsistentHash(Exchange):
 
     @staticmethod
     def point(text: str) -> int:
-        """64 bits, of which the ring keeps the upper ones."""
+        """A 64-bit hash; the ring uses the upper bits."""
         return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big")
 
     def _add(self, binding: Binding) -> None:
@@ -248,19 +279,35 @@ class ConsistentHash(Exchange):
         at = bisect_left(self._ring, self.point(key) & ~self.NUMBER_MASK) % len(self._ring)
         return (self._numbered[self._ring[at] & self.NUMBER_MASK].destination,)
 
+    def match_all(
+        self, keys: Sequence[str], headers: Arguments | None, message: Message | None
+    ) -> Iterable[Destination]:
+        if self._property:
+            return self.match(message.hashable(str(self._property)) if message is not None else "", headers)
+        return self.match(keys[0], headers) if keys else ()  # a message has one place on the ring
+
 
 KINDS: dict[str, type[Exchange]] = {
     exchange.kind: exchange for exchange in (Direct, Fanout, Topic, Headers, ConsistentHash)
 }
-DELAYED = "x-delayed-message"
+DELAYED = "x-delayed-message"  # any of the others, with a delay before it
+KIND_NAMES = (*KINDS, DELAYED)
 
 
 def is_kind(kind: str) -> bool:
-    return kind in KINDS or kind == DELAYED
+    return kind in KIND_NAMES
+
+
+def check_exchange_arguments(kind: str, arguments: Arguments) -> None:
+    """The checks of the exchange's type; of a delayed exchange, those of the type behind the delay."""
+    for name in (kind, arguments.get("x-delayed-type")):
+        found = KINDS.get(name) if isinstance(name, str) else None
+        if found is not None:
+            found.check_arguments(arguments)
 
 
 def make_exchange(name: str, kind: str, **options: Any) -> Exchange:
-    """An exchange of a kind; x-delayed-message is the kind that its argument names, with a delay before it."""
+    """An exchange of a type. The type behind the delay of x-delayed-message is its argument x-delayed-type."""
     if kind == DELAYED:
         inner = (options.get("arguments") or {}).get("x-delayed-type")
         if not isinstance(inner, str) or inner not in KINDS:

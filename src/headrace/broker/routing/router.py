@@ -1,32 +1,29 @@
-"""From exchange and routing key to queues: through exchanges bound to exchanges, and alternate ones."""
+"""Routing: from an exchange and routing keys to queues, through exchange bindings and alternate exchanges."""
 
-from collections.abc import Iterable, Sequence
-from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
-from headrace.broker.routing.exchanges import Arguments, Binding, ConsistentHash, Destination, Exchange
+from headrace.broker.routing.exchanges import Arguments, Binding, Destination, Exchange
 from headrace.broker.types.message import Message
 from headrace.errors import ExchangeNotFound
 
-if TYPE_CHECKING:
-    from headrace.broker.queues.queue import Queue
-
 ROUTES_CACHED_MAX = 10_000
+Q = TypeVar("Q", bound=Destination)  # the vhost's type of queues
 
 
-class Route(NamedTuple):
-    queues: tuple["Queue", ...]
-    needs_headers: bool  # asks the message, so the route holds for this one only
+class Route(NamedTuple, Generic[Q]):
+    queues: tuple[Q, ...]
+    needs_headers: bool  # depends on the message: must be computed for each
     waits_in: tuple[Exchange, ...] = ()
 
 
-class Routed(NamedTuple):
-    queues: list["Queue"]
-    waits_in: list[Exchange]  # exchanges that it came to and that delay it: it goes on from there later
+class Routed(NamedTuple, Generic[Q]):
+    queues: list[Q]
+    waits_in: list[Exchange]  # delaying exchanges: the message continues from there when it is due
 
 
-class Routing:
-    """Exchanges and bindings of one vhost. `version` grows with every change that can move a message."""
+class Routing(Generic[Q]):
+    """Exchanges and bindings of one vhost. `version` grows with every change that can affect a route."""
 
     def __init__(self, vhost: str) -> None:
         self.vhost = vhost
@@ -34,7 +31,7 @@ class Routing:
         self.exchanges: dict[str, Exchange] = {}
         self.bindings_count = 0
         self._to: dict[int, dict[tuple[str, str, str], Binding]] = {}
-        self._cache: dict[tuple[str, str], Route] = {}
+        self._cache: dict[tuple[str, str], Route[Q]] = {}
 
     def changed(self) -> None:
         self.version += 1
@@ -77,7 +74,7 @@ class Routing:
         return list(self._to.get(id(destination), {}).values())
 
     def drop_destination(self, destination: Destination) -> list[Binding]:
-        """Removes every binding to something that is going away; returns them."""
+        """Remove all bindings to a destination that is being deleted; returns them."""
         gone = self.bindings_to(destination)
         for binding in gone:
             self.unbind(self.exchanges[binding.source], binding)
@@ -85,8 +82,8 @@ class Routing:
 
     # Routes.
 
-    def route(self, exchange: Exchange, key: str, queues: dict[str, "Queue"]) -> Route:
-        """Where a key leads, remembered until something changes. Without headers: see route_message."""
+    def route(self, exchange: Exchange, key: str, queues: Mapping[str, Q]) -> Route[Q]:
+        """The route of a routing key, cached. If it needs the headers, use route_message."""
         where = exchange.name, key
         found = self._cache.get(where)
         if found is None:
@@ -101,13 +98,13 @@ class Routing:
         exchange: Exchange,
         keys: Sequence[str],
         message: Message,
-        queues: dict[str, "Queue"],
+        queues: Mapping[str, Q],
         headers: Arguments | None = None,
         *,
         delays: bool = False,
-    ) -> Routed:
-        """Where one message goes, to each once, whatever its number of keys (CC, BCC). `headers`: its own, where they
-        are known. `delays`: it waits where it comes to an exchange that delays; see delays.py."""
+    ) -> Routed[Q]:
+        """The queues of one message with all its routing keys, each once. `headers`: those of the message, if they are
+        decoded already. `delays`: stop at exchanges that delay it; see queues/delays.py."""
         headers = message.headers() if headers is None else headers
         route = self._walk(exchange, keys, headers, queues, message, delays=delays)
         return Routed(list(route.queues), list(route.waits_in))
@@ -117,25 +114,20 @@ class Routing:
         first: Exchange,
         keys: Sequence[str],
         headers: Arguments | None,
-        queues: dict[str, "Queue"],
+        queues: Mapping[str, Q],
         message: Message | None = None,
         *,
         delays: bool = False,
-    ) -> Route:
-        """All keys together: an alternate exchange is for what none of them leads anywhere."""
-        found: dict[int, Queue] = {}
+    ) -> Route[Q]:
+        """Follow all keys together: an alternate exchange is used only if none of them matches."""
+        found: dict[int, Q] = {}
         waits_in: list[Exchange] = []
         seen = {first.name}
         waiting = [first]
         needs_headers = False
         while waiting:
             exchange = waiting.pop()
-            needs_headers = (
-                needs_headers
-                or exchange.needs_headers
-                or exchange.delayed
-                or (isinstance(exchange, ConsistentHash) and exchange.hashes_headers)
-            )
+            needs_headers = needs_headers or exchange.needs_message
             if delays and exchange.delayed:
                 waits_in.append(exchange)
                 continue
@@ -144,7 +136,7 @@ class Routing:
                 matched = True
                 if not isinstance(destination, Exchange):
                     found[id(destination)] = destination  # type: ignore[assignment]
-                elif destination.name not in seen:  # bindings may go in a circle
+                elif destination.name not in seen:  # bindings may form a cycle
                     seen.add(destination.name)
                     waiting.append(destination)
             if not matched and exchange.alternate is not None and exchange.alternate not in seen:
@@ -159,13 +151,9 @@ class Routing:
         exchange: Exchange,
         keys: Sequence[str],
         headers: Arguments | None,
-        queues: dict[str, "Queue"],
+        queues: Mapping[str, Q],
         message: Message | None,
     ) -> Iterable[Destination]:
         if exchange.name == "":  # every queue is bound to the default exchange by its name
             return [queues[key] for key in keys if key in queues]
-        if exchange.hash_property:
-            keys = (message.hashable(str(exchange.hash_property)) if message is not None else "",)
-        elif isinstance(exchange, ConsistentHash):
-            keys = keys[:1]  # one message has one place on the ring
-        return chain.from_iterable(exchange.match(key, headers) for key in keys)
+        return exchange.match_all(keys, headers, message)

@@ -1,4 +1,4 @@
-"""Topic patterns as a trie of words: `*` stands for one word, `#` for any number, none included."""
+"""Trie of topic binding patterns: `*` matches one word, `#` any number of words, including none."""
 
 from collections.abc import Iterator
 from typing import Generic, TypeVar
@@ -15,7 +15,7 @@ class Node(Generic[T]):
 
 
 class TopicTrie(Generic[T]):
-    """Values under patterns. Matching costs the words of the key and the wildcards met, not the patterns."""
+    """Values by pattern. The time to match depends on the key and the wildcards on its way, not on the patterns."""
 
     def __init__(self) -> None:
         self._root: Node[T] = Node()
@@ -38,9 +38,9 @@ class TopicTrie(Generic[T]):
             del parent.children[word]
 
     def match(self, key: str) -> Iterator[T]:
-        """Every value whose pattern fits; one that fits in two ways may come twice."""
+        """The values of all matching patterns; may contain duplicates."""
         words = key.split(".")
-        # (node, position) pairs seen: without it `#.#.#.#` would try every way to split the key.
+        # Visited (node, position) pairs: without them `#.#.#.#` would try every way to split the key.
         seen: set[tuple[int, int]] = set()
         stack = [(self._root, 0)]
         while stack:

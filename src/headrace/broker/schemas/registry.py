@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from headrace.broker.cooperative.changes import to_the_end
+from headrace.broker.cooperative import to_the_end
 from headrace.broker.schemas.parser_thread import Parsing
 from headrace.broker.streams import publish
 from headrace.broker.streams.append import Appender

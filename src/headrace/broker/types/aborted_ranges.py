@@ -1,4 +1,4 @@
-"""The aborted transactions of one log: what nobody who reads it may be shown."""
+"""The aborted transactions of one log, whose records readers must not see."""
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Aborted(NamedTuple):
-    """Ordered by where the marker is, which is how the log meets them."""
+    """One aborted transaction. Ordered by the offset of its marker."""
 
     last_offset: int
     producer_id: int
@@ -15,11 +15,11 @@ class Aborted(NamedTuple):
 
 
 class Aborts:
-    """Found by the offsets that a reader has before it, however many there are: each read asks."""
+    """All aborted transactions, found by offset in logarithmic time: every read asks."""
 
     def __init__(self, aborted: Iterable[Aborted] = ()) -> None:
         self._aborted = list(aborted)
-        # For each of them, the lowest first offset of it and of all behind it, so that these are in order, too.
+        # For each one, the lowest first offset of it and all later ones, so that these are sorted too.
         lowest = accumulate((one.first_offset for one in reversed(self._aborted)), min)
         self._firsts = list(lowest)[::-1]
 
@@ -30,12 +30,12 @@ class Aborts:
         return iter(self._aborted)
 
     def between(self, start: int, end: int) -> list[Aborted]:
-        """Those with records in [start, end)."""
-        first, behind = bisect_left(self._aborted, Aborted(start, -1, -1)), bisect_left(self._firsts, end)
-        return [one for one in self._aborted[first:behind] if one.first_offset < end]
+        """The transactions with records in [start, end)."""
+        first, after = bisect_left(self._aborted, Aborted(start, -1, -1)), bisect_left(self._firsts, end)
+        return [one for one in self._aborted[first:after] if one.first_offset < end]
 
     def add(self, one: Aborted) -> None:
-        """Nearly always the last, and all but those that were open beside it began before it."""
+        """Usually appends at the end, and changes only the entries of transactions that were open at the same time."""
         at = bisect_left(self._aborted, one)
         self._aborted.insert(at, one)
         self._firsts.insert(at, min([one.first_offset, *self._firsts[at : at + 1]]))

@@ -1,7 +1,7 @@
-"""A message taken out of its batch, for the few that need a decision: the rest never become objects."""
+"""A message as an object. Only messages that need to be examined become one; others are handled as whole batches."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,15 +12,15 @@ from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
 from headrace.record.types import Record
 
 NO_PROPERTIES = b"\x00\x00"
-TTL_MS_MAX = 315_360_000_000  # ten years: what RabbitMQ takes of a client
-DIGITS_MAX = 255  # more do not fit the property
+TTL_MS_MAX = 315_360_000_000  # ten years: RabbitMQ's limit for clients
+DIGITS_MAX = 255  # the property is a short string
 KEY_BYTES_MAX = 255
 _NUMBER = re.compile(r"[+-]?[0-9]+")
 HASHED = ("message_id", "correlation_id", "timestamp")
 
 
 def to_bytes(text: str) -> bytes:
-    """Names travel as text here and as bytes on the wire; what is not UTF-8 comes back as it was."""
+    """Names are text in the broker and bytes on the wire. Bytes that are not UTF-8 survive the round trip."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -29,13 +29,19 @@ def to_text(data: bytes) -> str:
 
 
 def keys_in(found: Iterable[object]) -> list[str]:
-    """The routing keys in a list of a header. One that is no UTF-8 is read as bytes; what is no text is none, as in
-    RabbitMQ."""
+    """The routing keys in a list of a header. A key that is not UTF-8 is decoded as bytes; items of other types are
+    ignored, as in RabbitMQ."""
     return [to_text(key) if isinstance(key, bytes) else key for key in found if isinstance(key, str | bytes)]
 
 
+def cc_keys(headers: Mapping[str, Any]) -> list[str]:
+    """The routing keys in the CC header; clients may send anything in it."""
+    found = headers.get("CC")
+    return keys_in(found) if isinstance(found, list) else []
+
+
 def expiration_fault(text: object) -> str | None:
-    """Why the property cannot be an expiration, in RabbitMQ's words: it is milliseconds, in digits."""
+    """Why the property is not an expiration (milliseconds, as digits), in RabbitMQ's words; None if it is one."""
     found = _NUMBER.match(text) if isinstance(text, str) else None
     if found is None:
         return "no_integer"
@@ -53,8 +59,8 @@ class Message:
     properties: bytes  # flags and list, as on the wire
     body: bytes
     timestamp: int = -1
-    # It comes from a log. Other listeners append to logs, too, and nobody has looked at the properties a record brings:
-    # those that cannot be read are as good as none, or one such message would keep a queue from dropping any.
+    # Read from a log. Other listeners append to logs without checking AMQP properties: unreadable ones count as absent,
+    # or one such message would keep its queue from dropping messages.
     is_stored: bool = False
 
     def decoded(self) -> Table:
@@ -109,11 +115,11 @@ class Message:
         return int(text) if expiration_fault(text) is None else None
 
     def hashable(self, name: str) -> str:
-        """A property that a consistent hash may be asked to use."""
+        """A property as the text that a consistent-hash exchange hashes."""
         return str(self._property(name) or "") if name in HASHED else ""
 
     def take_receivers(self) -> list[str]:
-        """Its routing key and those of its CC and BCC headers; BCC is removed from what is delivered."""
+        """The routing key and those of the CC and BCC headers. Removes BCC from the message."""
         keys = [self.routing_key]
         headers = self.headers()
         for name in ("CC", "BCC"):
@@ -136,20 +142,20 @@ class Message:
 
 
 def properties_of(record: Record) -> bytes | None:
-    """Of a record as AMQP writes it; None for one that came in by another listener."""
+    """The AMQP properties of a record that the AMQP listener wrote; None for records of other listeners."""
     headers = record.headers
     if len(headers) < 2 or headers[0][0] != AMQP_PROPERTIES_HEADER or headers[1][0] != AMQP_EXCHANGE_HEADER:
         return None
     properties = headers[0][1]
     if properties is None or len(properties) < len(NO_PROPERTIES):
         return None
-    # A header that says something else came in by another listener, and counts.
+    # Further headers must be copies of the trace headers; others were added by another listener and must be kept.
     is_copied = len(headers) == 2 or tuple(headers[2:]) == traces_of(properties)
     return properties if is_copied else None
 
 
 def from_record(record: Record) -> Message:
-    """The message a record is. One that came in by another listener brings its headers as AMQP headers."""
+    """The message of a record. The headers of a record from another listener become AMQP headers."""
     properties = properties_of(record)
     if properties is None:
         return _foreign(record, record.headers)

@@ -1,8 +1,8 @@
-"""A set of offsets kept as sorted ranges: what of a queue is done, and what has come back.
+"""A set of offsets, stored as sorted ranges: the settled and the returned messages of a queue.
 
-Acks come nearly in order, so the set is a handful of ranges however many offsets it holds: adding
-at the end of the last range is the common case, the rest is a binary search and a memmove, of the shorter
-side: where one consumer of several is late, what it acks at last closes a hundred thousand gaps from the front.
+Acks arrive nearly in order, so there are few ranges however many offsets the set holds. Adding at the end of the last
+range is the common case. All else is a binary search and a memmove of the shorter side: a slow consumer among others
+closes gaps near the front, of which there may be a hundred thousand.
 """
 
 from libc.stdint cimport int64_t
@@ -16,7 +16,7 @@ cdef struct Range:
 
 cdef class RangeSet:
     cdef Range* block
-    cdef Range* ranges          # the first of them; those before it in the block are free
+    cdef Range* ranges          # the first range; the space before it in the block is free
     cdef Py_ssize_t length
     cdef Py_ssize_t capacity
     cdef int64_t total
@@ -29,14 +29,14 @@ cdef class RangeSet:
         free(self.block)
 
     def __len__(self):
-        """How many offsets are in the set."""
+        """Number of offsets in the set."""
         return self.total
 
     def __bool__(self):
         return self.length > 0
 
     def __iter__(self):
-        """The ranges, lowest first, as (first, after the last)."""
+        """The ranges as (start, end), lowest first."""
         return iter([(self.ranges[i].start, self.ranges[i].end) for i in range(self.length)])
 
     def __contains__(self, int64_t offset):
@@ -63,7 +63,7 @@ cdef class RangeSet:
         return low
 
     cdef int make_room(self) except -1:
-        """For one more at the end."""
+        """Make room for one more range at the end."""
         cdef Py_ssize_t free_before = self.ranges - self.block
         cdef Py_ssize_t wanted
         cdef void* grown
@@ -99,7 +99,7 @@ cdef class RangeSet:
         self.length -= count
 
     def add(self, int64_t start, int64_t end):
-        """Adds [start, end); returns how many of them were new."""
+        """Add [start, end); returns how many offsets were new."""
         cdef Py_ssize_t i, last
         cdef int64_t before = self.total
         if start >= end:
@@ -108,7 +108,7 @@ cdef class RangeSet:
             self.ranges[self.length - 1].end = end
             self.total += end - start
             return end - start
-        i = self.find(start - 1)            # a range that merely touches is joined, too
+        i = self.find(start - 1)            # also joins a range that ends at start
         if i == self.length or self.ranges[i].start > end:
             self.open_at(i)
             self.ranges[i].start = start
@@ -130,7 +130,7 @@ cdef class RangeSet:
         return self.total - before
 
     def remove(self, int64_t start, int64_t end):
-        """Removes [start, end); returns how many of them were there."""
+        """Remove [start, end); returns how many offsets were in the set."""
         cdef int64_t before = self.total
         cdef int64_t tail
         cdef Py_ssize_t i, last
@@ -183,7 +183,7 @@ cdef class RangeSet:
         return start, end
 
     def count(self, int64_t start, int64_t end):
-        """How many offsets of [start, end) are in the set."""
+        """Number of offsets of [start, end) in the set."""
         cdef Py_ssize_t i
         cdef int64_t found = 0
         if start >= end:

@@ -1,4 +1,4 @@
-"""What a client declares: the names that are taken, and what must be the same when the thing is there already."""
+"""Declarations of exchanges and queues: checks, reserved names, and comparison with what exists."""
 
 import secrets
 from base64 import urlsafe_b64encode
@@ -14,8 +14,8 @@ from headrace.broker.queues.queue_arguments import (
     check_equivalent,
     parse_arguments,
 )
-from headrace.broker.routing.exchanges import Exchange, make_exchange
-from headrace.broker.types.message import HASHED, KEY_BYTES_MAX, to_bytes
+from headrace.broker.routing.exchanges import Exchange, check_exchange_arguments, make_exchange
+from headrace.broker.types.message import KEY_BYTES_MAX, to_bytes
 from headrace.errors import AccessRefused, ArgumentMismatch, InvalidInput
 
 PREDECLARED = {
@@ -35,7 +35,7 @@ def server_name(prefix: str = "amq.gen-") -> str:
 
 
 def check_length(what: str, name: str) -> None:
-    """AMQP has a byte for it; what comes by another listener may be longer."""
+    """AMQP encodes the length in one byte; names from other listeners may be longer."""
     if len(to_bytes(name)) > KEY_BYTES_MAX:
         raise InvalidInput(f"{what} has at most {KEY_BYTES_MAX} bytes: '{name[:40]}...'")
 
@@ -47,7 +47,7 @@ def check_not_reserved(what: str, name: str) -> None:
 
 
 def place(what: str, name: str, vhost: str) -> str:
-    """As RabbitMQ speaks of it."""
+    """How RabbitMQ names it in error messages."""
     return f"{what} '{name}' in vhost '{vhost}'"
 
 
@@ -59,7 +59,7 @@ class ExchangeDeclared(NamedTuple):
     arguments: Mapping[str, Any]
 
     def exchange(self, name: str, vhost: str, found: Exchange | None) -> Exchange:
-        """The one that is there, if the same is meant; else one that nobody knows yet."""
+        """The existing exchange, if the declaration matches it; otherwise a new one, not yet registered."""
         where = place("exchange", name, vhost)
         if found is not None:
             self.check_same(where, found)
@@ -82,15 +82,7 @@ class ExchangeDeclared(NamedTuple):
         for name in ("hash-header", "hash-property"):
             if not isinstance(self.arguments.get(name, ""), str):
                 raise ArgumentMismatch(f"invalid arg '{name}' for {where}: a name is expected")
-        if "x-consistent-hash" in (self.kind, self.arguments.get("x-delayed-type")):
-            self._check_hash()
-
-    def _check_hash(self) -> None:
-        if "hash-header" in self.arguments and "hash-property" in self.arguments:
-            raise ArgumentMismatch("hash-header and hash-property are mutually exclusive")
-        hashed = self.arguments.get("hash-property", HASHED[0])
-        if hashed not in HASHED:
-            raise ArgumentMismatch(f"Unsupported property: {hashed}")
+        check_exchange_arguments(self.kind, self.arguments)
 
     def check_same(self, where: str, found: Exchange) -> None:
         facts = (
@@ -111,19 +103,19 @@ class QueueDeclared(NamedTuple):
 
     @property
     def is_stored(self) -> bool:
-        """An exclusive queue goes with its connection: it need not last, whatever it says."""
+        """An exclusive queue ends with its connection, so it is not stored even if declared durable."""
         return self.durable and not self.exclusive
 
     @property
     def kind(self) -> Any:
-        """Its type; whatever the client said, until `check` has had a look."""
+        """The requested queue type; not validated before `check`."""
         return self.arguments.get("x-queue-type", CLASSIC)
 
     def typed(self, default: str, current: str | None) -> "QueueDeclared":
-        """With the type that queues of its vhost have when nobody says; one of before that was the type, whose type is
-        `current`, is met as it is."""
-        is_said = "x-queue-type" in self.arguments
-        if not self.is_stored or self.auto_delete or is_said or default == CLASSIC or current not in (None, default):
+        """With the vhost's default queue type if none is given. A queue that exists with another type (`current`), from
+        before the default was set, is matched as it is."""
+        is_given = "x-queue-type" in self.arguments
+        if not self.is_stored or self.auto_delete or is_given or default == CLASSIC or current not in (None, default):
             return self
         return self._replace(arguments={**self.arguments, "x-queue-type": default})
 
@@ -146,7 +138,7 @@ class QueueDeclared(NamedTuple):
         check_equivalent(where, self.arguments, found.arguments)
 
 
-# What a topic is to whoever declares it.
+# A topic, when it is declared as a queue.
 TOPIC = QueueDeclared(durable=True, exclusive=False, auto_delete=False, arguments={"x-queue-type": STREAM})
 
 

@@ -1,30 +1,53 @@
-"""Definitions: everything declared, as the one JSON document that RabbitMQ exports and imports.
+"""Definitions: export and import of everything declared, as the JSON document that RabbitMQ uses.
 
-An import adds and changes, it never removes. It is checked as a whole before anything is done (draft.py), and done in
-the order that lets bindings find their ends. Repeating one that was interrupted finishes it.
+An import adds and changes, but never removes. The whole document is checked before anything is changed (dry_run.py).
+Bindings are imported last, so that they find both ends. Repeating an interrupted import completes it.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.access.users import Users
+from headrace.broker.cooperative import YieldEvery
 from headrace.broker.routing.exchanges import is_kind
+from headrace.broker.streams.streams import Streams
 from headrace.broker.vhosts.declarations import PREDECLARED, ExchangeDeclared, QueueDeclared
 from headrace.broker.vhosts.definitions_users import UserDefinitions
 from headrace.broker.vhosts.definitions_users import export as export_users
 from headrace.broker.vhosts.dry_run import DraftBinding, DryRun
-from headrace.broker.vhosts.limits import LIMITS, QUEUES, Limits, bound, parse_limits
-from headrace.broker.vhosts.metadata import FIELDS, Metadata, parse_metadata
-from headrace.broker.vhosts.policies import Policy, check
+from headrace.broker.vhosts.policies import Policies, Policy, check
+from headrace.broker.vhosts.settings import (
+    LIMITS,
+    METADATA_FIELDS,
+    QUEUES,
+    Limits,
+    Metadata,
+    limit_of,
+    parse_limits,
+    parse_metadata,
+)
 from headrace.broker.vhosts.vhost import VirtualHost
+from headrace.broker.vhosts.vhosts import VirtualHosts
 from headrace.errors import InvalidInput
 
-if TYPE_CHECKING:
-    from headrace.broker.broker import Broker
-
 Document = dict[str, Any]
+
+
+class DefinedBroker(Protocol):
+    """The parts of a broker that definitions describe."""
+
+    @property
+    def vhosts(self) -> VirtualHosts: ...
+    @property
+    def streams(self) -> Streams: ...
+    @property
+    def users(self) -> Users: ...
+    @property
+    def policies(self) -> Policies: ...
+
+
 LISTS = (
     "vhosts",
     "users",
@@ -37,11 +60,11 @@ LISTS = (
     "exchanges",
     "bindings",
 )
-# As in RabbitMQ: not for an import into one vhost. Topics are in the default one, whoever else is meant.
+# Ignored by an import into one vhost, as in RabbitMQ. Topics are always in the default vhost.
 OF_ALL_VHOSTS = ("vhosts", "users", "permissions", "topic_permissions", "topics")
 STREAM_ARGUMENT = "x-queue-type"
-OPERATOR, VHOST_LIMITS = "operator_policy", "vhost-limits"  # the parameters that mean something here
-# What is not of its shape would be stored all the same, and the next start would take it for damage and refuse.
+OPERATOR, VHOST_LIMITS = "operator_policy", "vhost-limits"  # the parameters that have an effect here
+# A value of another type would be stored, and the next start would take it for damage and fail.
 SHAPES: dict[str, tuple[type, str]] = {
     "vhost": (str, "a name"),
     "durable": (bool, "true or false"),
@@ -54,24 +77,24 @@ SHAPES: dict[str, tuple[type, str]] = {
 }
 
 
-async def export(broker: "Broker", vhost: str | None = None) -> Document:
-    """What was declared to last; what goes with its connection is not part of it."""
+async def export(broker: DefinedBroker, vhost: str | None = None) -> Document:
+    """Everything durable; exclusive and transient objects are not included."""
     hosts = [host for host in broker.vhosts if vhost in (None, host.name)]
     named = vhost is None
     turns = YieldEvery()
     document: Document = {name: [] for name in LISTS if named or name in ("parameters", "policies", "queues")}
     for host in hosts:
         if named:
-            document["vhosts"].append({"name": host.name, **_about(host)})
+            document["vhosts"].append({"name": host.name, **_metadata_fields(host)})
         for key, items in (("exchanges", _exchanges(host)), ("queues", _queues(host)), ("bindings", _bindings(host))):
             into = document.setdefault(key, [])
             async for item in turns.each(items):
                 into.append(item if named else _without_vhost(item))
         for policy in broker.policies.list(host.name):
-            shape = {"vhost": policy.vhost, "name": policy.name, **_says(policy)}
+            shape = {"vhost": policy.vhost, "name": policy.name, **_policy_fields(policy)}
             document["policies"].append(shape if named else _without_vhost(shape))
         for policy in broker.policies.list(host.name, operator=True):
-            shape = {"component": OPERATOR, "vhost": policy.vhost, "name": policy.name, "value": _says(policy)}
+            shape = {"component": OPERATOR, "vhost": policy.vhost, "name": policy.name, "value": _policy_fields(policy)}
             document["parameters"].append(shape if named else _without_vhost(shape))
         if host.limits:
             shape = {"component": VHOST_LIMITS, "vhost": host.name, "name": "limits", "value": dict(host.limits)}
@@ -86,7 +109,7 @@ async def export(broker: "Broker", vhost: str | None = None) -> Document:
     return document
 
 
-def _says(policy: Policy) -> Document:
+def _policy_fields(policy: Policy) -> Document:
     return {
         "pattern": policy.pattern,
         "apply-to": policy.apply_to,
@@ -95,17 +118,17 @@ def _says(policy: Policy) -> Document:
     }
 
 
-def _about(host: VirtualHost) -> Document:
-    """Twice, as RabbitMQ does: its older versions know the one place, its newer ones the other."""
+def _metadata_fields(host: VirtualHost) -> Document:
+    """In two places, as in RabbitMQ: older versions read one, newer ones the other."""
     metadata: Document = msgspec.to_builtins(host.metadata)
     return {**metadata, "metadata": metadata} if metadata else {}
 
 
 def _metadata(item: Document) -> Metadata | None:
-    """None for what says nothing of it."""
+    """None if the item contains no metadata."""
     inner = item.get("metadata")
-    said = inner if isinstance(inner, dict) else item
-    return parse_metadata(said) if any(name in said for name in FIELDS) else None
+    fields = inner if isinstance(inner, dict) else item
+    return parse_metadata(fields) if any(name in fields for name in METADATA_FIELDS) else None
 
 
 def _without_vhost(item: Document) -> Document:
@@ -156,12 +179,12 @@ def _bindings(host: VirtualHost) -> Iterable[Document]:
 
 
 class Report(dict[str, int]):
-    """How many of each kind the document had. Of parameters only operator policies and the limits of vhosts mean
-    something here; of a single vhost users do not."""
+    """Number of items of each kind in the document, including those without effect: other parameters than operator
+    policies and vhost limits, and users in an import into one vhost."""
 
 
-async def import_(broker: "Broker", document: Mapping[str, Any], vhost: str | None = None) -> Report:
-    """Everything in the document; InvalidInput, with nothing done, when a part of it makes no sense."""
+async def import_(broker: DefinedBroker, document: Mapping[str, Any], vhost: str | None = None) -> Report:
+    """Import the document. Raises InvalidInput, with nothing changed, if any part of it is invalid."""
     items = {name: _list(document, name) for name in (*LISTS, "topics")}
     if vhost is not None:
         items |= {name: [] for name in OF_ALL_VHOSTS}
@@ -201,7 +224,7 @@ async def import_(broker: "Broker", document: Mapping[str, Any], vhost: str | No
 
 
 async def _import_declared(
-    broker: "Broker", items: Mapping[str, list[Document]], host_of: Callable[[Document], Awaitable[VirtualHost]]
+    broker: DefinedBroker, items: Mapping[str, list[Document]], host_of: Callable[[Document], Awaitable[VirtualHost]]
 ) -> None:
     for item in items["topics"]:
         if broker.streams.find(item["name"]) is None:
@@ -212,7 +235,7 @@ async def _import_declared(
     for item in items["queues"]:
         await _import_queue(await host_of(item), item)
     for item in items["bindings"]:
-        if item["source"]:  # the default exchange binds by itself
+        if item["source"]:  # the default exchange has implicit bindings
             await _import_binding(await host_of(item), item)
 
 
@@ -260,14 +283,14 @@ def _binding(item: Document) -> DraftBinding:
 
 
 def _vhost(item: Document, vhost: str | None) -> Any:
-    """Where it goes: to the one vhost that is imported into, or to the one that it names."""
+    """The vhost to import into: the given one, or that of the item."""
     return vhost if vhost is not None else item.get("vhost", "/")
 
 
 def _list(document: Mapping[str, Any], name: str) -> list[Document]:
     found = document.get(name) or []
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-        raise InvalidInput(f"{name} is a list of objects")
+        raise InvalidInput(f"{name} must be a list of objects")
     return found
 
 
@@ -287,37 +310,37 @@ def _policy(item: Document, vhost: str | None, *, operator: bool = False) -> Pol
         }
         policy = msgspec.convert(found, Policy)
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise InvalidInput(f"a policy has name, pattern and definition: {str(item)[:200]}") from None
+        raise InvalidInput(f"a policy needs name, pattern and definition: {str(item)[:200]}") from None
     check(policy, operator=operator)
     return policy
 
 
 def _limits(parameters: list[Document], vhost: str | None) -> dict[str, Limits]:
-    """By vhost."""
+    """The limits in the document, by vhost."""
     found = {}
     for item in parameters:
         if item.get("component") == VHOST_LIMITS:
             name = _vhost(item, vhost)
             if not isinstance(name, str):
-                raise InvalidInput(f"vhost is a name: {str(item)[:200]}")
+                raise InvalidInput(f"vhost must be a name: {str(item)[:200]}")
             found[name] = parse_limits(item.get("value"))
     return found
 
 
-def _check_room(broker: "Broker", queues: list[Document], limits: Mapping[str, Limits], vhost: str | None) -> None:
-    """That every queue of the document fits under the limits that will hold."""
+def _check_room(broker: DefinedBroker, queues: list[Document], limits: Mapping[str, Limits], vhost: str | None) -> None:
+    """Raises if the queues of the document exceed the limits that apply after the import."""
     hosts = {host.name: host for host in broker.vhosts}
     wanted: dict[str, set[str]] = {}
     for item in queues:
         wanted.setdefault(_vhost(item, vhost), set()).add(item["name"])
     for name, names in wanted.items():
         host = hosts.get(name)
-        limit = bound(limits.get(name, host.limits if host is not None else {}), QUEUES)
+        limit = limit_of(limits.get(name, host.limits if host is not None else {}), QUEUES)
         if limit is None:
             continue
         there = {queue for queue in host.queues if host.has_queue(queue)} if host is not None else set()
         if names - there and len(names | there) > limit:
-            raise InvalidInput(f"with these definitions vhost '{name}' has more queues than its limit of {limit:,}")
+            raise InvalidInput(f"with these definitions vhost '{name}' would exceed its limit of {limit:,} queues")
 
 
 def _check(items: Mapping[str, list[Document]], vhost: str | None) -> None:
@@ -334,20 +357,20 @@ def _check(items: Mapping[str, list[Document]], vhost: str | None) -> None:
                     raise InvalidInput(f"one of the {kind} has no {name}: {str(item)[:200]}")
             for name, (shape, what) in SHAPES.items():
                 if not isinstance(item.get(name, shape()), shape):
-                    raise InvalidInput(f"{name} is {what}: {str(item)[:200]}")
+                    raise InvalidInput(f"{name} must be {what}: {str(item)[:200]}")
             if not isinstance(item.get("arguments") or {}, dict):
-                raise InvalidInput(f"arguments is an object: {str(item)[:200]}")
+                raise InvalidInput(f"arguments must be an object: {str(item)[:200]}")
     for item in items["exchanges"]:
         if not is_kind(item["type"]):
             raise InvalidInput(f"unknown exchange type {item['type'][:80]!r} of {item['name'][:80]!r}")
 
 
 async def _check_declared(
-    broker: "Broker", items: Mapping[str, list[Document]], about: list[Metadata | None], vhost: str | None
+    broker: DefinedBroker, items: Mapping[str, list[Document]], about: list[Metadata | None], vhost: str | None
 ) -> None:
-    """That nothing of it will be refused, in the order of `_import_declared`; as far as nobody changes anything
+    """Dry run in the order of `_import_declared`: raises if the import would be refused, unless others make changes
     meanwhile."""
-    draft = DryRun(broker)
+    draft = DryRun(broker.vhosts, broker.streams)
     turns = YieldEvery()
     for item, metadata in zip(items["vhosts"], about, strict=True):
         draft.vhost(item["name"], metadata)

@@ -1,4 +1,4 @@
-"""Users and their rights in RabbitMQ's definitions, both ways. Hashes travel as they are: passwords stay the same."""
+"""Users and permissions in RabbitMQ's definitions. Password hashes are exported and imported unchanged."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -38,16 +38,18 @@ def export(users: Users) -> dict[str, list[Document]]:
 
 
 class UserDefinitions:
-    """What a document says about users, checked: `apply` does it and finds nothing more to complain about."""
+    """The users and permissions of a document. Checked when constructed; `apply` refuses nothing."""
 
     def __init__(self, users: Users, items: Mapping[str, list[Document]]) -> None:
         self._users = users
         self._changes = [(_text("users", item, "name"), _user(item)) for item in items["users"]]
         known = {name for name, _ in self._changes} | {user.name for user in users.users()}
-        self._permissions = [(*_whose("permissions", item, known), _permission(item)) for item in items["permissions"]]
+        self._permissions = [
+            (*_vhost_and_user("permissions", item, known), _permission(item)) for item in items["permissions"]
+        ]
         self._topics = [
             (
-                *_whose("topic_permissions", item, known),
+                *_vhost_and_user("topic_permissions", item, known),
                 _text("topic_permissions", item, "exchange"),
                 _topic_permission(item),
             )
@@ -56,7 +58,7 @@ class UserDefinitions:
 
     @property
     def vhosts(self) -> Iterable[str]:
-        """Those that must be there before `apply`."""
+        """The vhosts that must exist before `apply`."""
         return dict.fromkeys([entry[0] for entry in self._permissions] + [entry[0] for entry in self._topics])
 
     async def apply(self) -> None:
@@ -74,13 +76,13 @@ def _user(item: Document) -> Document:
     changes: Document = {"tags": parse_tags(item.get("tags", []))}
     limits = item.get("limits") or {}
     if not isinstance(limits, dict):
-        raise InvalidInput(f"the limits of user {name!r} are an object")
+        raise InvalidInput(f"the limits of user {name!r} must be an object")
     changes["limits"] = limits
     stored, algorithm = item.get("password_hash"), item.get("hashing_algorithm")
     if isinstance(item.get("password"), str) and item["password"]:
         changes["password"] = item["password"]
     elif stored is not None and (stored or algorithm != ""):
-        # Both empty is how a version of ours that knew no users wrote down guest: nothing about its password.
+        # An earlier version without users exported guest with both empty: leave its password as it is.
         changes["password_hash"] = _text("users", item, "password_hash")
         changes["hashing_algorithm"] = algorithm or passwords.SHA256
         try:
@@ -92,10 +94,10 @@ def _user(item: Document) -> Document:
     return changes
 
 
-def _whose(kind: str, item: Document, known: set[str]) -> tuple[str, str]:
+def _vhost_and_user(kind: str, item: Document, known: set[str]) -> tuple[str, str]:
     vhost, user = _text(kind, item, "vhost"), _text(kind, item, "user")
     if user not in known:
-        raise InvalidInput(f"one of the {kind} is for user {user!r:.80}, who is not there")
+        raise InvalidInput(f"one of the {kind} is for user {user!r:.80}, who does not exist")
     return vhost, user
 
 

@@ -1,15 +1,15 @@
-"""Declarations tried out before any of them is made: what would be refused is, by those who will refuse it then.
+"""Dry run of an import: every declaration goes through the same checks as the real one, and nothing is changed.
 
-Each is checked against what is there and against what was tried out before it. Nothing is changed.
+Each is checked against what exists and against the declarations before it.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.broker.queues.queue import Queue
 from headrace.broker.routing.exchanges import Binding, Exchange, canonical
-from headrace.broker.streams.streams import DEFAULT_VHOST
+from headrace.broker.streams.streams import DEFAULT_VHOST, Streams
 from headrace.broker.vhosts.declarations import (
     TOPIC,
     ExchangeDeclared,
@@ -19,12 +19,9 @@ from headrace.broker.vhosts.declarations import (
     place,
     server_name,
 )
-from headrace.broker.vhosts.metadata import Metadata
-from headrace.broker.vhosts.vhost import VirtualHost
+from headrace.broker.vhosts.settings import Metadata
+from headrace.broker.vhosts.vhosts import VirtualHosts
 from headrace.errors import HeadraceError, InvalidInput
-
-if TYPE_CHECKING:
-    from headrace.broker.broker import Broker
 
 PLACE_CHARACTERS_MAX = 400
 
@@ -39,20 +36,20 @@ class DraftBinding(NamedTuple):
 
 @contextmanager
 def _refusing(where: str) -> Iterator[None]:
-    """InvalidInput for whatever is raised inside: of a document of thousands of things it says which one it is."""
+    """Turns errors into InvalidInput with the place: a document may contain thousands of declarations."""
     try:
         yield
     except HeadraceError as error:
-        said = str(error)
-        raise InvalidInput(said if where in said else f"{where[:PLACE_CHARACTERS_MAX]}: {said}") from None
+        text = str(error)
+        raise InvalidInput(text if where in text else f"{where[:PLACE_CHARACTERS_MAX]}: {text}") from None
 
 
 class _Host:
-    """A vhost as it would be; one that is not there yet is as a new one is."""
+    """A vhost as it would be after the import."""
 
-    def __init__(self, broker: "Broker", name: str) -> None:
-        there = (host for host in broker.vhosts if host.name == name and not host.is_leaving)
-        self.known = next(there, None) or VirtualHost(broker, name, broker.vhosts.store)
+    def __init__(self, vhosts: VirtualHosts, name: str) -> None:
+        existing = (host for host in vhosts if host.name == name and not host.is_leaving)
+        self.known = next(existing, None) or vhosts.make(name)
         self.default_kind = self.known.metadata.default_queue_type
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, QueueDeclared] = {}
@@ -60,16 +57,17 @@ class _Host:
 
 
 class DryRun:
-    """InvalidInput from each of its methods for what could not be declared, in the words of who refuses it."""
+    """Each method raises InvalidInput if the declaration would be refused, with the text of that refusal."""
 
-    def __init__(self, broker: "Broker") -> None:
-        self._broker = broker
+    def __init__(self, vhosts: VirtualHosts, streams: Streams) -> None:
+        self._vhosts = vhosts
+        self._streams = streams
         self._hosts: dict[str, _Host] = {}
-        self._topics: dict[str, int] = {}  # and their partitions; those that there are not yet
+        self._topics: dict[str, int] = {}  # new topics, with their number of partitions
 
     def _host(self, name: str) -> _Host:
         if name not in self._hosts:
-            self._hosts[name] = _Host(self._broker, name)
+            self._hosts[name] = _Host(self._vhosts, name)
         return self._hosts[name]
 
     def vhost(self, name: str, metadata: Metadata | None) -> None:
@@ -77,10 +75,10 @@ class DryRun:
             self._host(name).default_kind = metadata.default_queue_type
 
     def topic(self, name: str, partitions: int, config: Mapping[str, Any]) -> None:
-        if name in self._topics or self._broker.streams.find(name) is not None:
+        if name in self._topics or self._streams.find(name) is not None:
             return
         with _refusing(f"topic '{name}'"):
-            self._broker.streams.check(name, partitions, config)
+            self._streams.check(name, partitions, config)
         self._topics[name] = partitions
 
     def exchange(self, vhost: str, name: str, declared: ExchangeDeclared) -> None:
@@ -104,17 +102,17 @@ class DryRun:
             if drafted is not None:
                 declared.check_same(where, drafted)
                 return
-            met = host.known.met_by(name, declared.arguments)
-            if met is not None:
-                host.known.check_met(met, declared, None)
+            existing = host.known.find_declared(name, declared.arguments)
+            if existing is not None:
+                host.known.check_declared(existing, declared, None)
                 return
             check_not_reserved("queue", name)
             policy = declared.check(where)
             if declared.is_stored:
-                stream = self._broker.streams.find(name, vhost)
+                stream = self._streams.find(name, vhost)
                 partitions = partitions if stream is None else len(stream.partitions)
                 host.known.store.check_stream(vhost, name or server_name(), policy, partitions)
-            if name:  # without one, each is another queue
+            if name:  # a declaration without a name creates a queue of its own
                 host.queues[name] = declared
 
     def binding(self, vhost: str, binding: DraftBinding) -> None:
@@ -134,7 +132,7 @@ class DryRun:
             ):
                 return
             host.bindings.add((source, name, to_queue, key, canonical(arguments)))
-            host.known.check_binding_room(len(host.bindings))
+            host.known.topology.check_binding_room(len(host.bindings))
 
     def _is_drafted_queue(self, host: _Host, vhost: str, name: str) -> bool:
         return name in host.queues or (vhost == DEFAULT_VHOST and self._topics.get(name) == 1)

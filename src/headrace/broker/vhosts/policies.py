@@ -1,8 +1,8 @@
-"""Policies: what operators ask of many queues and exchanges at once, by a pattern of their names.
+"""Policies: settings of operators for all queues and exchanges whose names match a pattern.
 
-A policy never changes what was declared: a queue keeps its arguments and has an effective policy beside
-them, made anew whenever a policy comes, changes or goes. Where both bound the same thing the tighter bound
-holds, as in RabbitMQ; for everything else the argument wins, since whoever declared the queue asked for it.
+A policy never changes a declaration. A queue keeps its arguments and has an effective policy beside them, computed
+again whenever a policy is added, changed or removed. Where both limit the same thing, the tighter limit applies, as in
+RabbitMQ; otherwise the queue's argument takes precedence.
 """
 
 import asyncio
@@ -10,22 +10,19 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
 from headrace.broker.access.regex import compile_pattern
 from headrace.broker.catalog.catalog import Catalog, shaped
-from headrace.broker.cooperative.changes import to_the_end
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery, to_the_end
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.queue_arguments import CLASSIC, QUORUM, STREAM, QueueArguments, parse_arguments
 from headrace.broker.routing.exchanges import Exchange
+from headrace.broker.routing.router import Routing
 from headrace.broker.streams.streams import Stream, Streams
 from headrace.errors import ArgumentMismatch, InvalidInput, InvalidPattern, NotFound, StorageError
-
-if TYPE_CHECKING:
-    from headrace.broker.vhosts.vhost import VirtualHost
 
 logger = logging.getLogger("headrace.policies")
 
@@ -34,7 +31,7 @@ OPERATOR_KIND = "operator-policies"
 APPLY_TO = ("queues", "classic_queues", "quorum_queues", "streams", "exchanges", "all")
 KINDS = {"classic_queues": CLASSIC, "quorum_queues": QUORUM, "streams": STREAM}
 PATTERN_CHARACTERS_MAX = 1024
-# Key of a policy: the queue argument it stands for. None: known to RabbitMQ and without a meaning here.
+# The queue argument that each policy key stands for. None: known to RabbitMQ, without effect here.
 QUEUE_KEYS: dict[str, str | None] = {
     "message-ttl": "x-message-ttl",
     "expires": "x-expires",
@@ -100,31 +97,31 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return compile_pattern(self.pattern).search(name)
         except InvalidPattern:
-            return False  # of an earlier version, which took it; Policies has said so at the start
+            return False  # accepted by an earlier version; logged when the broker started
 
 
 def check(policy: Policy, *, operator: bool = False) -> None:
-    """InvalidInput, in RabbitMQ's words where it has some, when the policy cannot be."""
+    """Raises InvalidInput, with RabbitMQ's text where there is one, for an invalid policy."""
     if not policy.name:
-        raise InvalidInput("a policy has a name")
+        raise InvalidInput("a policy must have a name")
     if len(policy.pattern) > PATTERN_CHARACTERS_MAX:
-        raise InvalidInput(f"a pattern has at most {PATTERN_CHARACTERS_MAX} characters")
+        raise InvalidInput(f"the pattern of a policy has at most {PATTERN_CHARACTERS_MAX} characters")
     try:
         compile_pattern(policy.pattern)
     except InvalidPattern as error:
-        raise InvalidInput(f"Validation failed: not a pattern: {error}") from None
+        raise InvalidInput(f"Validation failed: invalid pattern: {error}") from None
     if policy.apply_to not in APPLY_TO:
-        raise InvalidInput(f"Validation failed: apply-to is one of {', '.join(APPLY_TO)}")
+        raise InvalidInput(f"Validation failed: apply-to must be one of {', '.join(APPLY_TO)}")
     if not policy.definition:
         raise InvalidInput("Validation failed: no policy provided")
     for key in policy.definition:
         if key not in QUEUE_KEYS and key not in EXCHANGE_KEYS:
             raise InvalidInput(f"Validation failed: {key!r} is not a recognised policy setting")
         if operator and key not in OPERATOR_KEYS:
-            raise InvalidInput(f"Validation failed: {key!r} is not for operator policies")
+            raise InvalidInput(f"Validation failed: {key!r} is not allowed in operator policies")
     alternate = policy.definition.get("alternate-exchange", "")
     if not isinstance(alternate, str):
-        raise InvalidInput("Validation failed: alternate-exchange is the name of an exchange")
+        raise InvalidInput("Validation failed: alternate-exchange must be the name of an exchange")
     try:
         limits(policy.definition)
     except ArgumentMismatch as error:
@@ -132,14 +129,14 @@ def check(policy: Policy, *, operator: bool = False) -> None:
 
 
 def limits(definition: Mapping[str, Any]) -> QueueArguments:
-    """What a policy says about queues, typed like the arguments it stands for."""
+    """The queue settings of a policy, as typed arguments."""
     arguments: dict[str, Any] = {}
     for key, value in definition.items():
         argument = QUEUE_KEYS.get(key)
         if argument is not None:
             arguments[argument] = value
     if "x-dead-letter-routing-key" in arguments:
-        # The exchange may come from the queue's own arguments; here only the shape is checked.
+        # The exchange may come from the queue's arguments; only the types are checked here.
         arguments.setdefault("x-dead-letter-exchange", "")
     found = parse_arguments("policy", arguments)
     if "dead-letter-exchange" not in definition and found.dead_letter_exchange == "":
@@ -147,14 +144,14 @@ def limits(definition: Mapping[str, Any]) -> QueueArguments:
     return found
 
 
-def merge(declared: QueueArguments, policy: QueueArguments | None, named: Iterable[str] = ()) -> QueueArguments:
-    """The effective policy of a queue. `named` are the keys that the policy really has."""
+def merge(declared: QueueArguments, policy: QueueArguments | None) -> QueueArguments:
+    """The effective policy of a queue: its declared arguments combined with a policy."""
     if policy is None:
         return declared
     changes: dict[str, Any] = {}
     for field in TIGHTEST:
         bounds = [bound for bound in (getattr(declared, field), getattr(policy, field)) if bound is not None]
-        # -1 takes away what holds when nobody says anything, not what the other one says.
+        # -1 removes the default, but not the limit of the other one.
         changes[field] = min([bound for bound in bounds if bound >= 0] or bounds, default=None)
     for field in LOOSE:
         default = QueueArguments.__struct_defaults__[QueueArguments.__struct_fields__.index(field)]
@@ -166,16 +163,16 @@ def merge(declared: QueueArguments, policy: QueueArguments | None, named: Iterab
     return msgspec.structs.replace(declared, **changes)
 
 
-def _say_if_unusable(policy: Policy) -> None:
+def _log_if_invalid(policy: Policy) -> None:
     try:
         compile_pattern(policy.pattern)
     except InvalidPattern as error:
-        words = "policy %r of vhost %r fits nothing until its pattern is changed: %s"
-        logger.error(words, policy.name, policy.vhost, error)
+        text = "policy %r of vhost %r matches nothing because its pattern is invalid: %s"
+        logger.error(text, policy.name, policy.vhost, error)
 
 
 class _Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy as the catalog keeps it."""
+    """A policy document of the catalog."""
 
     identity: tuple[str, str]
     pattern: str
@@ -184,8 +181,19 @@ class _Stored(msgspec.Struct, frozen=True, kw_only=True):
     apply_to: str = "all"
 
 
+class PolicyHost(Protocol):
+    """A vhost, as far as policies are applied to it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def queues(self) -> Mapping[str, Queue]: ...
+    @property
+    def routing(self) -> Routing[Queue]: ...
+
+
 class Policies:
-    """All policies of the broker, kept in the catalog. Changes are durable when they return."""
+    """All policies of the broker, stored in the catalog. A change is durable and applied when it returns."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -194,7 +202,7 @@ class Policies:
         self._thread = ThreadPoolExecutor(1, "policies")
         self._changing = asyncio.Lock()
         self._is_closed = False
-        self._hosts: Callable[[], Iterable[VirtualHost]] = tuple
+        self._hosts: Callable[[], Iterable[PolicyHost]] = tuple
         self._streams: Streams
         for kind, known in ((CATALOG_KIND, self._policies), (OPERATOR_KIND, self._operator)):
             for document in catalog.load(kind):
@@ -208,10 +216,10 @@ class Policies:
                     priority=stored.priority,
                     apply_to=stored.apply_to,
                 )
-                _say_if_unusable(known[vhost, name])
+                _log_if_invalid(known[vhost, name])
 
-    def attach(self, hosts: Callable[[], Iterable["VirtualHost"]], streams: Streams) -> None:
-        """Once everything declared has been loaded."""
+    def attach(self, hosts: Callable[[], Iterable[PolicyHost]], streams: Streams) -> None:
+        """Apply the policies to everything that was loaded. Called once."""
         self._hosts = hosts
         self._streams = streams
         streams.on_create(self.apply_to_topic)
@@ -223,7 +231,7 @@ class Policies:
         self._is_closed = True
         self._thread.shutdown()
 
-    # Looking.
+    # Reading.
 
     def list(self, vhost: str | None = None, *, operator: bool = False) -> "list[Policy]":
         known = self._operator if operator else self._policies
@@ -238,7 +246,7 @@ class Policies:
     def _best(self, vhost: str, fits: Callable[[Policy], bool], *, operator: bool = False) -> Policy | None:
         known = self._operator if operator else self._policies
         fitting = (p for p in known.values() if p.vhost == vhost and fits(p))
-        # Of equals the first by name: RabbitMQ leaves it open, people like an answer that stays.
+        # Of equal priorities the first by name, so that the choice is stable; RabbitMQ leaves it open.
         return min(fitting, key=lambda p: (-p.priority, p.name), default=None)
 
     # Changing.
@@ -266,7 +274,7 @@ class Policies:
 
     @to_the_end
     async def vhost_removed(self, vhost: str) -> None:
-        """One that is made anew under its name begins without them."""
+        """Remove the policies of a deleted vhost: a new one of that name starts without them."""
         async with self._changing:
             for kind, known in ((CATALOG_KIND, self._policies), (OPERATOR_KIND, self._operator)):
                 for identity in [key for key in known if key[0] == vhost]:
@@ -282,16 +290,15 @@ class Policies:
     # Applying.
 
     async def _changed(self, vhost: str) -> None:
-        """Returns when it holds for everything. A start applies all that the catalog has: what a crash cuts off here
-        holds then."""
+        """Apply the policies of a vhost to everything in it. If a crash interrupts this, the next start does it."""
         for host in self._hosts():
             if host.name == vhost:
                 async for _ in YieldEvery().each(self._applied(host)):
                     pass
 
-    def _applied(self, host: "VirtualHost") -> Iterator[None]:
-        """Step by step, everything that can have a policy; others may have their turn after each step. What is
-        declared meanwhile has the policy from the beginning."""
+    def _applied(self, host: PolicyHost) -> Iterator[None]:
+        """Apply the policies to one object per step; the caller may yield to the event loop in between. Objects
+        declared meanwhile get their policy when they are declared."""
         streams = (stream for stream in self._streams if stream.vhost == host.name)
         everything: tuple[Queue | Stream | Exchange, ...] = (
             *host.queues.values(), *streams, *host.routing.exchanges.values(),
@@ -305,13 +312,13 @@ class Policies:
             elif isinstance(found, Stream):
                 self.apply_to_topic(found)
             elif not found.is_deleted and self.apply_to_queue(found):
-                host.routing.changed()  # publishers remember whether a queue looks at each message
+                host.routing.changed()  # routes cache whether a queue examines each message
             yield
 
     def apply_to_topic(self, stream: Stream) -> None:
-        """A topic is bounded like a stream queue, also when no AMQP client ever asked for it."""
+        """A topic gets the limits of a stream queue, even if no AMQP client uses it."""
         if stream.kind != "topic":
-            return  # its queue sees to it
+            return  # apply_to_queue does this
         found = [
             self._best(stream.vhost, lambda p: p.fits_kind(STREAM) and p.fits_name(stream.name), operator=operator)
             for operator in (False, True)
@@ -322,7 +329,7 @@ class Policies:
         stream.bound(min(ages, default=None), min(sizes, default=None))
 
     def apply_to_queue(self, queue: Queue) -> bool:
-        """Gives a queue the policy that fits it best, or takes away the one it had. False when nothing changes."""
+        """Give the queue its best matching policies, or none. False if nothing changes."""
         vhost = queue.vhost.name
         policy = self._best(vhost, lambda p: p.fits_queue(queue)) if self._policies else None
         operator = self._best(vhost, lambda p: p.fits_queue(queue), operator=True) if self._operator else None

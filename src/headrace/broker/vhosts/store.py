@@ -1,8 +1,8 @@
-"""Where durable exchanges, queues and bindings are kept: the catalog for things, the state for bindings.
+"""Storage of durable exchanges, queues and bindings: documents in the catalog, bindings in the state table.
 
-A queue is a stream (its logs) and a queue document (what was declared). The stream is made first, so that a crash
-never leaves a queue without its logs. A queue that is deleted has that in its document until nothing else is left of
-it: a deletion that a crash cuts off is finished by the next start.
+A queue is a stream (its logs) and a queue document (its declaration). The stream is created first, so that a crash
+never leaves a queue without its logs. The document of a queue that is being deleted is marked and removed last: the
+next start finishes a deletion that a crash interrupted.
 """
 
 import asyncio
@@ -11,18 +11,22 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from headrace.broker.catalog.arguments_json import loaded, stored
 from headrace.broker.catalog.catalog import Catalog, shaped
-from headrace.broker.queues.flush import SETTLE_TABLE, FlushCoordinator
+from headrace.broker.queues.delays import Delays
+from headrace.broker.queues.flush import FlushCoordinator
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.queue_arguments import STREAM, QueueArguments, parse_arguments
 from headrace.broker.queues.stream_queue import StreamQueue
-from headrace.broker.queues.view import Delta, View
+from headrace.broker.queues.vhost_services import VhostServices
+from headrace.broker.queues.view import View, ViewEvents
+from headrace.broker.queues.view_state import SETTLE_TABLE, Delta
 from headrace.broker.routing.exchanges import Binding, Exchange, canonical, is_kind, make_exchange
+from headrace.broker.routing.router import Routing
 from headrace.broker.streams.streams import Stream, Streams
 from headrace.broker.transactions.producers import Producers
 from headrace.broker.types.range_set import RangeSet
@@ -31,17 +35,15 @@ from headrace.config.setting import NUMBER_MOST
 from headrace.errors import ArgumentMismatch, StorageError
 from headrace.log.commit.round import Ticket
 from headrace.log.memory.memory_log import MemoryLog
+from headrace.log.memory.spill import Spill
 from headrace.log.shard import Shard
-
-if TYPE_CHECKING:
-    from headrace.broker.vhosts.vhost import VirtualHost
 
 logger = logging.getLogger("headrace.broker")
 
 EXCHANGES = "exchanges"
 QUEUES = "queues"
 BINDINGS_TABLE = "bindings"
-FORGOTTEN_AT_ONCE = 1000  # an entry of the journal has a largest size
+FORGOTTEN_AT_ONCE = 1000  # a journal entry has a maximum size
 T = TypeVar("T")
 
 
@@ -61,18 +63,40 @@ class _QueueDocument(msgspec.Struct, frozen=True, kw_only=True):
     leaving: bool = False
 
 
+class LoadedHost(Protocol):
+    """A vhost, as far as `load` fills it."""
+
+    @property
+    def services(self) -> VhostServices: ...
+    @property
+    def routing(self) -> Routing[Queue]: ...
+    @property
+    def queues(self) -> dict[str, Queue]: ...
+    @property
+    def delays(self) -> Delays[Queue]: ...
+
+
 class QueueStore:
+    """Shared by all vhosts. File operations of the catalog run in a thread of their own, in order."""
+
     def __init__(
-        self, catalog: Catalog, streams: Streams, shard: Shard, flushes: FlushCoordinator, producers: Producers
+        self,
+        catalog: Catalog,
+        streams: Streams,
+        shard: Shard,
+        flushes: FlushCoordinator,
+        producers: Producers,
+        spill: Spill,
     ) -> None:
         self._catalog = catalog
         self._shard = shard
+        self._spill = spill
         self._producers = producers
         self.streams = streams
         self.flushes = flushes
         self._thread = ThreadPoolExecutor(1, "queues")
         self._documents: dict[tuple[str, str], dict[str, Any]] = {}
-        self._unfinished: list[_QueueDocument] = []  # of queues that were being deleted
+        self._unfinished: list[_QueueDocument] = []  # queues whose deletion a crash interrupted
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -104,12 +128,13 @@ class QueueStore:
 
     async def create_queue(
         self,
-        vhost: "VirtualHost",
+        vhost: VhostServices,
         name: str,
         policy: QueueArguments,
         auto_delete: bool,
         arguments: dict[str, Any],
     ) -> Queue:
+        """A durable queue, stored when this returns. Uses the stream of its name if there is one."""
         levels = policy.priority_max + 1
         stream = self.streams.find(name, vhost.name)
         created = stream is None
@@ -128,7 +153,8 @@ class QueueStore:
         return self._make(vhost, name, policy, stream, auto_delete, arguments)
 
     def check_stream(self, vhost: str, name: str, policy: QueueArguments, partitions: int | None) -> None:
-        """Whether the queue can be on the stream of its name, which has so many partitions; None: there is none yet."""
+        """Raises if the queue cannot use the stream of its name with this number of partitions, or cannot create it if
+        `partitions` is None."""
         levels = policy.priority_max + 1
         if partitions is None:
             self.streams.check(name, levels, _settings(policy), "queue", vhost)
@@ -138,82 +164,108 @@ class QueueStore:
             )
 
     def make_memory_queue(
-        self, vhost: "VirtualHost", name: str, policy: QueueArguments, declared: QueueDeclared, owner: object
+        self, vhost: VhostServices, name: str, policy: QueueArguments, declared: QueueDeclared, owner: object
     ) -> Queue:
-        """One that need not last: nothing is stored."""
-        levels = reversed(range(policy.priority_max + 1))
-        views = [View(MemoryLog(vhost.spill), self.flushes, durable=False, level=level) for level in levels]
+        """A queue in memory: transient or exclusive. Nothing is stored."""
+        levels = list(reversed(range(policy.priority_max + 1)))
+
+        def open_views(events: ViewEvents) -> list[View]:
+            return [self.open_memory_view(events, level) for level in levels]
+
         return Queue(
             vhost,
             name,
             policy,
-            views,
+            open_views,
             durable=declared.durable,
             auto_delete=declared.auto_delete,
             owner=owner if declared.exclusive else None,
             arguments=dict(declared.arguments),
         )
 
+    def open_memory_view(self, events: ViewEvents, level: int = 0) -> View:
+        return View(MemoryLog(self._spill), self.flushes, events, durable=False, level=level)
+
     async def _start_at_end(self, stream: Stream) -> None:
-        """A queue declared on a topic gets what is published from now on."""
+        """A queue declared on a topic receives only messages published from now on."""
         group = self._shard.group()
         for partition in stream.partitions:
             end = partition.end_offset
             group.merge(SETTLE_TABLE, _key(partition.log.id), Delta(RangeSet([(0, end)]), RangeSet(), 0).encode())
         await group.commit()
 
-    def make_stream_queue(self, vhost: "VirtualHost", name: str, stream: Stream) -> Queue:
-        """A topic as the AMQP listener sees it: nothing is stored, the topic itself is the record of it."""
-        queue = self._make(vhost, name, QueueArguments(kind=STREAM), stream, TOPIC.auto_delete, dict(TOPIC.arguments))
-        assert isinstance(queue, StreamQueue)
-        queue.is_topic = True
-        return queue
+    def make_topic_queue(self, vhost: VhostServices, name: str, stream: Stream) -> Queue:
+        """A topic as a stream queue. Nothing is stored: the topic exists."""
+        policy = QueueArguments(kind=STREAM)
+        return self._make(vhost, name, policy, stream, TOPIC.auto_delete, dict(TOPIC.arguments), is_topic=True)
 
     def _make(
         self,
-        vhost: "VirtualHost",
+        vhost: VhostServices,
         name: str,
         policy: QueueArguments,
         stream: Stream,
         auto_delete: bool,
         arguments: dict[str, Any],
+        *,
+        is_topic: bool = False,
     ) -> Queue:
-        views = [
-            View(
-                partition.log,
-                self.flushes,
-                key=_key(partition.log.id),
+        open_views = partial(self._open_views, stream, is_settled=policy.kind != STREAM)
+        if policy.kind == STREAM:
+            return StreamQueue(
+                vhost,
+                name,
+                policy,
+                open_views,
                 durable=True,
-                level=partition.number,
-                saved=self._shard.state.get(SETTLE_TABLE, _key(partition.log.id)) if policy.kind != STREAM else None,
-                aborted=partial(self._producers.aborted, partition.log_id),
+                auto_delete=auto_delete,
+                arguments=arguments,
+                set_retention=partial(self._set_retention, vhost.name, name),
+                is_topic=is_topic,
             )
-            for partition in reversed(stream.partitions)
-        ]
-        if policy.kind != STREAM:
-            for view in views:
-                view.log.unsettled_from = view.unsettled_from
-        kind = StreamQueue if policy.kind == STREAM else Queue
-        queue = kind(vhost, name, policy, views, durable=True, auto_delete=auto_delete, arguments=arguments)
-        if not queue.is_stream:
-            for view in views:
-                self._producers.watch(view.log, partial(queue.voided, view))
+        queue = Queue(vhost, name, policy, open_views, durable=True, auto_delete=auto_delete, arguments=arguments)
+        for view in queue.views:
+            self._producers.watch(view.log, partial(queue.settle_void, view))
         return queue
 
+    def _open_views(self, stream: Stream, events: ViewEvents, *, is_settled: bool) -> list[View]:
+        views = []
+        for partition in reversed(stream.partitions):
+            log, key = partition.log, _key(partition.log.id)
+            view = View(
+                log,
+                self.flushes,
+                events,
+                key=key,
+                durable=True,
+                level=partition.number,
+                saved=self._shard.state.get(SETTLE_TABLE, key) if is_settled else None,
+                aborted=partial(self._producers.aborted, partition.log_id),
+            )
+            if is_settled:
+                log.unsettled_from = view.unsettled_from
+            views.append(view)
+        return views
+
+    def _set_retention(self, vhost: str, name: str, age_ms: int | None, size_bytes: int | None) -> None:
+        stream = self.streams.find(name, vhost)
+        if stream is not None:
+            stream.bound(age_ms, size_bytes)
+
     async def remove_queue(self, vhost: str, queue: Queue) -> None:
-        """After this the next start does not bring it back."""
+        """Mark the queue as deleted: the next start finishes the deletion instead of loading the queue."""
         document = self._documents.get((vhost, queue.name))
-        if document is not None:  # a topic that nobody declared has none
+        if document is not None:  # a topic that was not declared as a queue has none
             await self._in_thread(partial(self._mark, (vhost, queue.name), document))
 
     def _mark(self, identity: tuple[str, str], document: dict[str, Any]) -> None:
         try:
             self._catalog.put(QUEUES, identity, document | {"leaving": True})
-        except OSError:  # the disk may be full: what is deleted makes room
+        except OSError:  # the disk may be full, and the deletion frees space
             self._catalog.remove(QUEUES, identity)
 
     async def keep_queue(self, vhost: str, queue: Queue) -> None:
-        """After remove_queue, when the queue is to stay after all."""
+        """Undo remove_queue."""
         document = self._documents.get((vhost, queue.name))
         if document is not None:
             await self._in_thread(lambda: self._catalog.put(QUEUES, (vhost, queue.name), document))
@@ -221,8 +273,8 @@ class QueueStore:
     async def remove_stream(self, vhost: str, queue: Queue) -> None:
         owns = not isinstance(queue, StreamQueue) or not queue.is_topic
         document = self._documents.pop((vhost, queue.name), {"owns_stream": owns})
-        # The stream first: as long as its messages are there, so is what was settled of them. And a disk that is full
-        # must not keep it: it may be deleted to make room.
+        # The stream first: settles must not be deleted before the messages. A full disk does not prevent this, as the
+        # queue may be deleted to free space.
         if document["owns_stream"] and self.streams.find(queue.name, vhost) is not None:
             await self.streams.delete(queue.name, vhost)
         for view in queue.views:
@@ -231,14 +283,15 @@ class QueueStore:
         await self._remove_document(vhost, queue.name)
 
     async def _remove_document(self, vhost: str, name: str) -> None:
-        """Of a queue of which nothing else is left: what cannot be removed now is with the next start."""
+        """The last step of a deletion. If it fails, the next start repeats it."""
         try:
             await self._in_thread(lambda: self._catalog.remove(QUEUES, (vhost, name)))
         except StorageError as error:
-            logger.info("that queue %r in vhost %r is deleted stays in the catalog: %s", name, vhost, error)
+            text = "the document of the deleted queue %r in vhost %r stays in the catalog until the next start: %s"
+            logger.info(text, name, vhost, error)
 
     async def stream_deleted(self, vhost: str, queue: Queue) -> None:
-        """What is left of a queue whose stream somebody else deletes."""
+        """Remove the rest of a queue whose stream has been deleted as a topic."""
         self._documents.pop((vhost, queue.name), None)
         await self._in_thread(lambda: self._catalog.remove(QUEUES, (vhost, queue.name)))
         group = self._shard.group()
@@ -248,23 +301,25 @@ class QueueStore:
 
     # Delayed messages.
 
-    async def delay_view(self, vhost: str, name: str) -> View:
-        if self.streams.find(name, vhost) is None:
-            await self.streams.create(name, 1, {}, "queue", vhost)
-        found = self.find_delay_view(vhost, name)
-        assert found is not None
-        return found
+    def check_delay_stream(self, vhost: str, name: str) -> None:
+        self.streams.check(name, kind="queue", vhost=vhost)
 
-    def find_delay_view(self, vhost: str, name: str) -> View | None:
+    async def create_delay_stream(self, vhost: str, name: str) -> None:
+        if not self.has_delay_stream(vhost, name):
+            await self.streams.create(name, 1, {}, "queue", vhost)
+
+    def has_delay_stream(self, vhost: str, name: str) -> bool:
+        return self.streams.find(name, vhost) is not None
+
+    def open_delay_view(self, vhost: str, name: str, events: ViewEvents) -> View:
         stream = self.streams.find(name, vhost)
-        if stream is None:
-            return None
+        assert stream is not None
         log = stream.partitions[0].log
         saved = self._shard.state.get(SETTLE_TABLE, _key(log.id))
-        return View(log, self.flushes, key=_key(log.id), durable=True, saved=saved)
+        return View(log, self.flushes, events, key=_key(log.id), durable=True, saved=saved)
 
-    async def remove_delay_view(self, vhost: str, name: str, view: View) -> None:
-        if self.streams.find(name, vhost) is not None:
+    async def remove_delay_stream(self, vhost: str, name: str, view: View) -> None:
+        if self.has_delay_stream(vhost, name):
             await self.streams.delete(name, vhost)
         await self._forget_settles([view])
 
@@ -273,8 +328,8 @@ class QueueStore:
             await self._forget_keys([view.key for view in views])
         except StorageError as error:
             if any(not view.log.is_deleted for view in views):
-                raise  # of a topic: a queue that is declared on it again would begin where this one was
-            logger.info("what was settled of a queue that is gone stays on the disk: %s", error)
+                raise  # the topic stays: a queue declared on it again would start where this one was
+            logger.info("settles of a deleted queue stay on the disk: %s", error)
         for view in views:
             self._producers.unwatch(view.log)
 
@@ -290,12 +345,12 @@ class QueueStore:
         await group.commit()
 
     def has_binding(self, vhost: str, binding: Binding) -> bool:
-        """Whether the disk has it."""
+        """Whether the binding is durable."""
         return self._shard.state.get(BINDINGS_TABLE, _binding_key(vhost, binding)) is not None
 
     def remove_bindings(self, vhost: str, bindings: Iterable[Binding]) -> Ticket | None:
-        """The ticket of the round it goes with; None when none of them can be stored. What the disk has now is not
-        asked: a binding may be on its way there."""
+        """The ticket of the removal; None if none of the bindings can be stored. Does not check which are stored: a
+        binding may be in a round that is running."""
         keys = [
             _binding_key(vhost, binding)
             for binding in bindings
@@ -310,9 +365,9 @@ class QueueStore:
 
     # Opening.
 
-    def load(self, vhost_of: Callable[[str], "VirtualHost"], hosts: Mapping[str, "VirtualHost"]) -> None:
-        """Blocking: everything that was declared durable, in the order that lets bindings find both ends. `vhost_of`
-        makes a vhost that is not among `hosts`."""
+    def load(self, vhost_of: Callable[[str], LoadedHost], hosts: Mapping[str, LoadedHost]) -> None:
+        """Load everything durable; bindings last, so that they find both ends. Blocks. `vhost_of` creates a vhost that
+        is not in `hosts`."""
         for content in self._catalog.load(EXCHANGES):
             document = shaped(EXCHANGES, content, _ExchangeDocument)
             vhost, name = document.identity
@@ -334,7 +389,7 @@ class QueueStore:
             _load_binding(msgspec.json.decode(value), hosts)
 
     async def finish_deletions(self) -> None:
-        """After loading, and before anybody declares anything: the end of what a crash cut off."""
+        """Finish deletions that a crash interrupted. Called after loading and before clients can declare."""
         unfinished, self._unfinished = self._unfinished, []
         for document in unfinished:
             vhost, name = document.identity
@@ -345,10 +400,10 @@ class QueueStore:
                 else:
                     await self._forget_keys([_key(partition.log.id) for partition in stream.partitions])
             await self._remove_document(vhost, name)
-            logger.info("the deletion of queue %r in vhost %r is finished", name, vhost)
+            logger.info("finished the interrupted deletion of queue %r in vhost %r", name, vhost)
 
     async def forget_gone(self) -> None:
-        """What was settled of logs that are not there any more."""
+        """Delete settles of logs that no longer exist."""
         settled = (key for key, _ in self._shard.state.items(SETTLE_TABLE))
         gone = [key for key in settled if self.streams.of_log(int.from_bytes(key, "big")) is None]
         for at in range(0, len(gone), FORGOTTEN_AT_ONCE):
@@ -361,11 +416,11 @@ class QueueStore:
         await group.commit()
 
     def _load_queue(
-        self, document: _QueueDocument, content: dict[str, Any], vhost_of: Callable[[str], "VirtualHost"]
+        self, document: _QueueDocument, content: dict[str, Any], vhost_of: Callable[[str], LoadedHost]
     ) -> None:
         vhost, name = document.identity
         stream = self.streams.find(name, vhost)
-        # Whoever deletes its stream as a topic may make another topic of that name: that is not the queue's.
+        # If the stream was deleted as a topic, a later topic of that name does not belong to the queue.
         if document.leaving or stream is None or (document.owns_stream and stream.kind != "queue"):
             self._unfinished.append(document)
             return
@@ -373,7 +428,7 @@ class QueueStore:
         host = vhost_of(vhost)
         arguments = loaded(document.arguments)
         policy = parse_arguments(f"queue '{name}'", arguments)
-        host.queues[name] = self._make(host, name, policy, stream, document.auto_delete, arguments)
+        host.queues[name] = self._make(host.services, name, policy, stream, document.auto_delete, arguments)
 
 
 def _key(log_id: int) -> bytes:
@@ -410,11 +465,11 @@ def _binding_key(vhost: str, binding: Binding) -> bytes:
     return digest.digest()
 
 
-def _load_binding(document: dict[str, Any], hosts: Mapping[str, "VirtualHost"]) -> None:
+def _load_binding(document: dict[str, Any], hosts: Mapping[str, LoadedHost]) -> None:
     host = hosts.get(document["vhost"])
     if host is None:
-        return  # deleted: its bindings were to go with the next round
-    found = host.queues if document["to"] == "queue" else host.routing.exchanges
+        return  # the vhost was deleted, and a crash prevented the removal of its bindings
+    found: Mapping[str, Queue | Exchange] = host.queues if document["to"] == "queue" else host.routing.exchanges
     destination = found.get(document["destination"])
     exchange = host.routing.exchanges.get(document["source"])
     if destination is not None and exchange is not None:

@@ -1,35 +1,34 @@
-"""The virtual hosts of a broker, opened and closed with it."""
+"""All virtual hosts of a broker: created, deleted, loaded and closed."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from msgspec import convert, field, to_builtins
 
-from headrace.broker.catalog.catalog import shaped
-from headrace.broker.cooperative.changes import to_the_end
+from headrace.broker.catalog.catalog import Catalog, shaped
+from headrace.broker.cooperative import to_the_end
 from headrace.broker.queues.delays import STREAM_PREFIX
-from headrace.broker.queues.flush import SETTLE_TABLE, FlushCoordinator
+from headrace.broker.queues.flush import FlushCoordinator
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.queue_arguments import QueueArguments
 from headrace.broker.queues.stream_queue import StreamQueue
 from headrace.broker.queues.view import View
-from headrace.broker.streams.streams import Stream
+from headrace.broker.queues.view_state import SETTLE_TABLE
+from headrace.broker.streams.streams import Stream, Streams
+from headrace.broker.transactions.producers import Producers
+from headrace.broker.types.vhost_names import CATALOG_KIND, DEFAULT
 from headrace.broker.vhosts.declarations import PREDECLARED
-from headrace.broker.vhosts.limits import Limits, parse_limits
-from headrace.broker.vhosts.metadata import Metadata
+from headrace.broker.vhosts.settings import Limits, Metadata, parse_limits
 from headrace.broker.vhosts.store import QueueStore
-from headrace.broker.vhosts.vhost import VirtualHost
+from headrace.broker.vhosts.vhost import DeletedQueues, QueuePolicies, VirtualHost
+from headrace.clock import Clock
 from headrace.errors import Conflict, HeadraceError, StorageError, VirtualHostNotFound
-
-if TYPE_CHECKING:
-    from headrace.broker.broker import Broker
+from headrace.log.memory.spill import Spill
+from headrace.log.shard import Shard
 
 logger = logging.getLogger("headrace.broker")
-
-CATALOG_KIND = "vhosts"
-DEFAULT = "/"
 
 
 class _Stored(Metadata, frozen=True, kw_only=True):
@@ -37,35 +36,66 @@ class _Stored(Metadata, frozen=True, kw_only=True):
     limits: Limits = field(default_factory=dict)
 
 
+class VhostPolicies(QueuePolicies, Protocol):
+    async def vhost_removed(self, vhost: str) -> None: ...
+
+
+class VhostUsers(Protocol):
+    async def vhost_made(self, vhost: str, maker: str | None) -> None: ...
+
+    async def vhost_removed(self, vhost: str) -> None: ...
+
+
 class VirtualHosts:
-    def __init__(self, broker: "Broker") -> None:
-        self._broker = broker
-        self.flushes = FlushCoordinator(broker.shard)
-        producers = broker.coordination.producers
-        self.store = QueueStore(broker.catalog, broker.streams, broker.shard, self.flushes, producers)
+    """Owned by the broker. Loads everything durable when it is constructed, which blocks."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        streams: Streams,
+        shard: Shard,
+        spill: Spill,
+        producers: Producers,
+        users: VhostUsers,
+        policies: VhostPolicies,
+        deleted_queues: DeletedQueues,
+        clock: Clock,
+        *,
+        bindings_max: int,
+    ) -> None:
+        self._catalog = catalog
+        self._shard = shard
+        self._users = users
+        self._policies = policies
+        self._deleted_queues = deleted_queues
+        self._clock = clock
+        self._bindings_max = bindings_max
+        self.flushes = FlushCoordinator(shard)
+        self.store = QueueStore(catalog, streams, shard, self.flushes, producers, spill)
         self._hosts: dict[str, VirtualHost] = {}
         self._watchers: list[Callable[[str], None]] = []
         self._changing = asyncio.Lock()
         self._vhost_of(DEFAULT)
-        for document in broker.catalog.load(CATALOG_KIND):
+        for document in catalog.load(CATALOG_KIND):
             stored = shaped(CATALOG_KIND, document, _Stored)
             host = self._vhost_of(stored.identity[0])
             host.metadata, host.limits = convert(document, Metadata), stored.limits
         self.store.load(self._vhost_of, self._hosts)
-        broker.streams.before_delete(self._check_deletion)
-        broker.streams.before_growth(self._check_growth)
-        broker.streams.on_delete(self._stream_deleted)
+        streams.before_delete(self._check_deletion)
+        streams.before_growth(self._check_growth)
+        streams.on_delete(self._stream_deleted)
         for host in self:
             for queue in host.queues.values():
                 try:
                     if queue.ready:
                         queue.drop_expired()
-                except HeadraceError as error:  # damage to one log is no reason to keep everybody from all others
-                    logger.error("queue %r in vhost %r cannot drop what is too old: %s", queue.name, host.name, error)
+                except HeadraceError as error:  # damage to one log must not prevent the start
+                    text = "expired messages of queue %r in vhost %r cannot be dropped: %s"
+                    logger.error(text, queue.name, host.name, error)
 
     async def finish_deletions(self) -> None:
-        """What a crash cut off: of queues, of exchanges that delay, and queues that were only half made. A stream that
-        is a topic stays, and so does whatever holds a message and was not being deleted."""
+        """Finish what a crash interrupted: deletions of queues and delayed exchanges, and creations of queues. Topics
+        stay, and so do streams with messages that were not being deleted."""
         try:
             await self.store.finish_deletions()
             for stream in self.store.streams:
@@ -76,13 +106,19 @@ class VirtualHosts:
                     if not is_used and (is_delay or not any(part.end_offset for part in stream.partitions)):
                         await self.store.streams.delete(stream.name, stream.vhost, only=stream)
             await self.store.forget_gone()
-        except HeadraceError as error:  # no reason not to start: the next one tries again
-            logger.error("what is left of deleted queues stays for now: %s", error)
+        except HeadraceError as error:  # not a reason to fail: the next start tries again
+            logger.error("the remains of deleted queues cannot be removed: %s", error)
 
     def _vhost_of(self, name: str) -> VirtualHost:
         if name not in self._hosts:
-            self._hosts[name] = VirtualHost(self._broker, name, self.store)
+            self._hosts[name] = self.make(name)
         return self._hosts[name]
+
+    def make(self, name: str) -> VirtualHost:
+        """A new vhost that is not one of the broker's; see dry_run.py."""
+        return VirtualHost(
+            name, self.store, self._policies, self._deleted_queues, self._clock, bindings_max=self._bindings_max
+        )
 
     def get(self, name: str) -> VirtualHost:
         found = self._hosts.get(name)
@@ -94,7 +130,7 @@ class VirtualHosts:
         return iter(list(self._hosts.values()))
 
     def views(self) -> Iterator[tuple[QueueArguments, View]]:
-        """Every durable view that settles, with the policy of its queue."""
+        """Every durable view with settles, with the policy of its queue."""
         for host in self:
             for queue in list(host.queues.values()):
                 if queue.durable and not queue.exclusive and not queue.is_stream:
@@ -107,14 +143,14 @@ class VirtualHosts:
         host = self._hosts.get(stream.vhost)
         exchange = host.delays.exchange_of(stream.name) if host is not None else None
         if exchange is not None:
-            raise Conflict(f"{stream.name!r} holds what exchange {exchange!r} delays: it goes with the exchange")
+            raise Conflict(f"{stream.name!r} holds the delayed messages of exchange {exchange!r}: delete that")
 
     def _check_growth(self, stream: Stream) -> None:
-        """What is published to a partition that its queue does not read would reach nobody there."""
+        """A queue would never read messages in an additional partition."""
         self._check_deletion(stream)
         queue = self._queue_on(stream)
         if queue is not None and not (isinstance(queue, StreamQueue) and queue.is_topic):
-            raise Conflict(f"{stream.name!r} is a queue: it has a partition for each priority, and no more")
+            raise Conflict(f"{stream.name!r} is a queue: it has exactly one partition for each priority")
 
     def _queue_on(self, stream: Stream) -> Queue | None:
         host = self._hosts.get(stream.vhost)
@@ -122,15 +158,15 @@ class VirtualHosts:
         return queue if queue is not None and queue.view.log is stream.partitions[0].log else None
 
     async def _stream_deleted(self, stream: Stream) -> None:
-        """As a topic, through another listener: a queue without its log would confirm messages and lose them."""
+        """Another listener deleted the stream as a topic. A queue without a log would confirm and lose messages."""
         queue = self._queue_on(stream)
         if queue is not None:
-            queue.vhost.forget_queue(queue)
+            self._hosts[stream.vhost].forget_queue(queue)
             await self.store.stream_deleted(stream.vhost, queue)
 
     def own_views(self) -> Iterator[tuple[QueueArguments, View]]:
-        """Those of views whose log is the queue's own. What a queue on a topic has settled is still the topic's: others
-        read it, and its retention says how long it stays."""
+        """The `views` whose log belongs to the queue. Messages settled by a queue on a topic are still the topic's:
+        others read them, and the topic's retention deletes them."""
         for policy, view in self.views():
             found = self.store.streams.of_log(view.log.id)
             if found is not None and found[0].kind != "topic":
@@ -138,21 +174,21 @@ class VirtualHosts:
 
     @to_the_end
     async def create(self, name: str, maker: str | None = None, metadata: Metadata | None = None) -> VirtualHost:
-        """The user who makes it may do everything there. One that is being deleted is made anew after that. Of one that
-        is there only the metadata changes, if there are any."""
+        """Create the vhost; `maker` gets all permissions in it. If it is being deleted, it is created again after that.
+        If it exists, only its metadata is replaced, if given."""
         async with self._changing:
             found = self._hosts.get(name)
             if found is None or metadata not in (None, found.metadata):
                 await self._store(name, metadata or Metadata(), {} if found is None else found.limits)
             if found is None:
-                await self._broker.users.vhost_made(name, maker)
+                await self._users.vhost_made(name, maker)
             host = self._vhost_of(name)
             host.metadata = metadata or host.metadata
             return host
 
     @to_the_end
     async def set_limits(self, name: str, changes: Mapping[str, int | None]) -> None:
-        """Those that are named change; None takes one away. Whoever is over a limit already stays."""
+        """Change the given limits; None removes one. Connections and queues beyond a limit stay."""
         async with self._changing:
             host = self.get(name)
             limits = {limit: value for limit, value in {**host.limits, **changes}.items() if value is not None}
@@ -163,35 +199,35 @@ class VirtualHosts:
 
     async def _store(self, name: str, metadata: Metadata, limits: Limits) -> None:
         document = to_builtins(metadata) | ({"limits": limits} if limits else {})
-        await self._in_thread(lambda: self._broker.catalog.put(CATALOG_KIND, (name,), document))
+        await self._in_thread(lambda: self._catalog.put(CATALOG_KIND, (name,), document))
 
     def on_removal(self, watcher: Callable[[str], None]) -> None:
-        """Called with the name of each vhost that is about to be removed."""
+        """Call the watcher with the name of each vhost before it is removed."""
         self._watchers.append(watcher)
 
     @to_the_end
     async def delete(self, name: str) -> None:
         async with self._changing:
             host = self.get(name)
-            await host.leave()
+            await host.begin_deletion()
             try:
                 await self._delete(host)
             except BaseException:
-                host.is_leaving = False  # what could not be deleted is there for another try
+                host.cancel_deletion()  # the deletion can be tried again
                 raise
 
     async def _delete(self, host: VirtualHost) -> None:
         name = host.name
         for watcher in self._watchers:
-            watcher(name)  # whoever is inside
+            watcher(name)
         for queue in list(host.queues.values()):
             await host.remove_queue(queue)
         for exchange in list(host.routing.exchanges):
-            if exchange not in PREDECLARED:  # its document would bring the vhost back with the next start
+            if exchange not in PREDECLARED:  # otherwise its document would bring the vhost back at the next start
                 await host.delete_exchange(exchange)
-        await self._broker.users.vhost_removed(name)
-        await self._broker.policies.vhost_removed(name)
-        await self._in_thread(lambda: self._broker.catalog.remove(CATALOG_KIND, (name,)))
+        await self._users.vhost_removed(name)
+        await self._policies.vhost_removed(name)
+        await self._in_thread(lambda: self._catalog.remove(CATALOG_KIND, (name,)))
         del self._hosts[name]
 
     @staticmethod
@@ -202,16 +238,17 @@ class VirtualHosts:
             raise StorageError(f"the catalog cannot be written: {error.strerror}") from error
 
     async def close(self) -> None:
-        """Everything said so far is stored, and how far deliveries really went: a clean stop flags nothing else."""
+        """Store everything published so far, and the exact end of deliveries: after a clean stop, only messages that
+        were delivered get the redelivered flag."""
         for host in self:
             await host.close()
         try:
-            await self.flushes.over()
-            group = self._broker.shard.group()
+            await self.flushes.wait_flushed()
+            group = self._shard.group()
             for _, view in self.views():
                 group.merge(SETTLE_TABLE, view.key, view.take_unsaved(exact=True).encode())
             await group.commit()
         except HeadraceError:
-            pass  # the disk has failed: the next start flags what may have been delivered
+            pass  # the disk has failed: after the next start, all messages that may have been delivered are flagged
         self.flushes.close()
         self.store.close()

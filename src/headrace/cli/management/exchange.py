@@ -4,11 +4,11 @@ from pathlib import Path
 
 import click
 
+from headrace.broker.routing.exchanges import KIND_NAMES
 from headrace.cli.lazy import AliasGroup
 from headrace.cli.management.common import ask, json_object, manage, pairs, vhost_option, yes_option
 from headrace.cli.options import json_answer, json_option, url_option
 
-KINDS = ("direct", "fanout", "topic", "headers", "x-consistent-hash", "x-delayed-message")
 NOT_ROUTED = 1
 DEFAULT = "amq.default"  # name of the default exchange in paths; its real name is empty
 
@@ -40,7 +40,7 @@ def ls(pattern: str | None, vhost: str, as_json: bool, url: str | None, config_f
 
 @exchange.command("add")
 @click.argument("name")
-@click.option("-t", "--type", "kind", type=click.Choice(KINDS), default="topic", show_default=True, help="Type.")
+@click.option("-t", "--type", "kind", type=click.Choice(KIND_NAMES), default="topic", show_default=True, help="Type.")
 @click.option("--transient", is_flag=True, help="Do not keep the exchange across restarts.")
 @click.option("-a", "--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="Argument. Repeatable.")
 @vhost_option

@@ -12,7 +12,7 @@ from typing import Any
 from headrace.broker.access.permissions import DEFAULT_EXCHANGE, Rights
 from headrace.broker.access.users import Users
 from headrace.broker.routing.exchanges import Exchange, Topic
-from headrace.broker.vhosts.limits import CONNECTIONS, bound
+from headrace.broker.vhosts.settings import CONNECTIONS, limit_of
 from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.errors import AccessRefused
 from headrace.listeners.amqp.errors import ChannelError
@@ -103,7 +103,7 @@ class Access:
             )
 
     def check_vhost_limit(self, vhost: VirtualHost, count: Callable[[], int]) -> None:
-        limit = bound(vhost.limits, CONNECTIONS)
+        limit = limit_of(vhost.limits, CONNECTIONS)
         if limit is not None and count() >= limit:
             refused = f"access to vhost '{vhost.name}' refused for user '{self._user}'"
             raise ChannelError(NOT_ALLOWED, f"{refused}: connection limit ({limit}) is reached")

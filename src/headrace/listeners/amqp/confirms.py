@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol, cast
 
-from headrace.broker.queues.flush import Author, PartialFlush
 from headrace.broker.queues.queue import Queue
+from headrace.broker.types.publish_tracker import PartialFlush, PublishTracker
 from headrace.errors import HeadraceError
 from headrace.listeners.amqp.context import ListenerContext
 from headrace.listeners.amqp.transport import DISK, AmqpTransport
@@ -90,8 +90,8 @@ Unconfirmed = tuple[ChannelConfirms, int, Runs]
 class PublisherConfirms:
     """The publishes of one connection on their way to stable storage.
 
-    The connection sets `flushes.author` to `author` while it reads, so that the outcome of a flush for its own
-    publishes can be told from that of all others. An author is replaced whenever a confirm depends on its outcome.
+    The connection sets `flushes.tracker` to `tracker` while it reads, so that the outcome of a flush for its own
+    publishes can be told from that of all others. A tracker is replaced whenever a confirm depends on its outcome.
     """
 
     def __init__(
@@ -101,10 +101,10 @@ class PublisherConfirms:
         transport: AmqpTransport,
         context: ListenerContext,
     ) -> None:
-        self.author = Author()
+        self.tracker = PublishTracker()
         self.flushes_pending = 0
         self.broker = context.broker
-        self._author_flush = 0  # value of flush_count when the author was made
+        self._tracker_flush = 0  # value of flush_count when the tracker was made
         self._flushes = context.flushes
         self._stats = context.stats
         self._scanner = scanner
@@ -120,8 +120,8 @@ class PublisherConfirms:
             self._await_flush(unconfirmed, is_durable)
         if not has_reply and size < QUICK_ACK_BYTES_MAX:
             self._transport.acknowledge_now()
-        # Where no confirm depends on it, one author per flush is enough.
-        if unconfirmed or self._author_flush != self._flushes.flush_count:
+        # Where no confirm depends on it, one tracker per flush is enough.
+        if unconfirmed or self._tracker_flush != self._flushes.flush_count:
             self._replace_author()
 
     def _count(self) -> int:
@@ -159,17 +159,19 @@ class PublisherConfirms:
 
     def _await_flush(self, unconfirmed: list[Unconfirmed], is_durable: bool) -> None:
         self.flushes_pending += 1
-        self.author.stores |= is_durable
-        self._flushes.after(partial(self._flushed, unconfirmed, self.author if is_durable else None))
+        self.tracker.stores |= is_durable
+        self._flushes.after(partial(self._flushed, unconfirmed, self.tracker if is_durable else None))
         if self.broker.pressure.must_pause_reading:
             self._transport.hold_reading(DISK, True)
             self.broker.pressure.on_drain(partial(self._transport.hold_reading, DISK, False))
 
-    def _flushed(self, unconfirmed: list[Unconfirmed], author: Author | None, error: HeadraceError | None) -> None:
-        """Without an author these publishes went to memory only and waited for earlier confirms of their channels,
+    def _flushed(
+        self, unconfirmed: list[Unconfirmed], tracker: PublishTracker | None, error: HeadraceError | None
+    ) -> None:
+        """Without a tracker these publishes went to memory only and waited for earlier confirms of their channels,
         which have had their own outcome."""
         self.flushes_pending -= 1
-        failure = author.outcome(error) if author is not None else None
+        failure = tracker.outcome(error) if tracker is not None else None
         for confirms, sequence, runs in unconfirmed:
             if failure is not None:
                 confirms.failed(sequence, runs, failure)
@@ -178,7 +180,7 @@ class PublisherConfirms:
 
     def _replace_author(self) -> None:
         """Later publishes get an outcome of their own."""
-        author, self.author, self._author_flush = self.author, Author(), self._flushes.flush_count
-        author.leave()
-        if self._flushes.author is author:
-            self._flushes.author = self.author
+        tracker, self.tracker, self._tracker_flush = self.tracker, PublishTracker(), self._flushes.flush_count
+        tracker.detach()
+        if self._flushes.tracker is tracker:
+            self._flushes.tracker = self.tracker

@@ -121,7 +121,7 @@ class Connection(asyncio.Protocol):
         if self.stage in (Stage.HEADER, Stage.CLOSED) or not data:
             return
         flushes = self._flushes
-        author, flushes.author = flushes.author, self._confirms.author
+        tracker, flushes.tracker = flushes.tracker, self._confirms.tracker
         try:
             used = self._feed(data)
         except ProtocolError as error:
@@ -133,7 +133,7 @@ class Connection(asyncio.Protocol):
             self.close(*reply(error))
             return
         finally:
-            flushes.author = author
+            flushes.tracker = tracker
         self._unprocessed = data[used:] if used < len(data) else b""
         self.after_feed()
         self._flow.received(self, len(data))
@@ -200,7 +200,7 @@ class Connection(asyncio.Protocol):
         self.after_feed()
         self._flushes.flush_memory()
         if self._confirms.flushes_pending:
-            await self._flushes.over()
+            await self._flushes.wait_flushed()
 
     # The handshake.
 

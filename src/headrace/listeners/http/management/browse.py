@@ -13,7 +13,7 @@ from headrace.broker.streams.key_index import KeyNotFound
 from headrace.broker.streams.partition import Partition
 from headrace.broker.types.aborted_ranges import NO_ABORTS, Aborts
 from headrace.broker.types.message import from_record, properties_of
-from headrace.broker.vhosts.vhosts import DEFAULT
+from headrace.broker.types.vhost_names import DEFAULT
 from headrace.errors import InvalidInput, QueueNotFound
 from headrace.listeners.http.management.parameters import JsonObject, encode, flag, json_response, number, query_of
 from headrace.listeners.http.management.representations import properties_json

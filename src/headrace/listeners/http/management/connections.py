@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.broker.clients import Client
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery
 from headrace.errors import NotFound
 from headrace.listeners.http.management import parameters
 from headrace.listeners.http.management.parameters import JsonObject, listing, name_of, object_response

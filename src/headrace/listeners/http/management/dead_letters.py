@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery
 from headrace.broker.queues.dead_letter_browser import Death, Replay, Selection, Unread, death_of
 from headrace.broker.queues.queue import Queue
 from headrace.broker.streams.browse import READY, SCAN_RECORDS_MAX, Gap, browse, state_of, unserved
@@ -167,7 +167,7 @@ async def replay(site: HttpContext, request: Request) -> Response:
         facts = {"matched": plan.matched, "targets": plan.targets, "missing": plan.missing}
         return json_response({"dry_run": True, **facts, "gaps": gaps_json(plan.unread)})
     if to is not None:
-        queue.vhost.queue(to)
+        site.broker.vhosts.get(queue.vhost.name).queue(to)
     begun = await dead_letters.replay(
         queue, wanted, replay_id=secrets.token_hex(8), to=to, count=count, rate=float(rate)
     )

@@ -6,10 +6,10 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery
 from headrace.broker.queues.queue import Queue
 from headrace.broker.routing.exchanges import Binding, Exchange, Topic, is_kind
-from headrace.broker.routing.publish_message import post
+from headrace.broker.vhosts.publish_message import publish_message
 from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.errors import InvalidInput, NotFound
 from headrace.listeners.http.management import parameters, representations
@@ -102,7 +102,7 @@ async def publish(site: HttpContext, request: Request) -> Response:
         for key in keys:
             caller.write_key(exchange.name, key, host.name)
     _check_user_id(fields, caller)
-    taken = await post(host, message, keys)
+    taken = await publish_message(host, site.broker.pressure, message, keys)
     site.stats.messages_in += 1
     return json_response({"routed": taken > 0})
 
@@ -146,7 +146,7 @@ async def _bindings(hosts: Iterable[VirtualHost]) -> list[JsonObject]:
     found: list[JsonObject] = []
     for host in hosts:
         async for queue in yielding.each(list(map(host.queues.__getitem__, sorted(host.queues)))):
-            found += queue_bindings(queue)
+            found += queue_bindings(host, queue)
         for exchange in list(host.routing.exchanges.values()):
             async for binding in yielding.each(list(exchange.bindings.values())):
                 if not binding.to_queue:

@@ -10,13 +10,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery
 from headrace.broker.metrics.history import Sample
 from headrace.broker.queues.queue import Queue
-from headrace.broker.routing.publish_message import post
+from headrace.broker.routing.exchanges import KIND_NAMES
 from headrace.broker.types.message import NO_PROPERTIES, Message
-from headrace.broker.vhosts.limits import LIMIT_MAX
-from headrace.broker.vhosts.metadata import parse_metadata
+from headrace.broker.vhosts.publish_message import publish_message
+from headrace.broker.vhosts.settings import LIMIT_MAX, parse_metadata
 from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.errors import Conflict, InvalidInput, NotFound
 from headrace.listeners.http.management import parameters, representations
@@ -30,7 +30,6 @@ from headrace.listeners.http.server.context import HttpContext
 from headrace.listeners.http.server.requests import whole_number
 from headrace.version import __version__
 
-KINDS = ("direct", "fanout", "topic", "headers", "x-consistent-hash", "x-delayed-message")
 ALIVENESS_QUEUE = "aliveness-test"
 RATE_WINDOW_S = 5.0
 DAYS = {"days": 1, "weeks": 7, "months": 30, "years": 365}
@@ -113,7 +112,7 @@ async def overview(site: HttpContext, request: Request) -> Response:
             "product_version": __version__,
             "rates_mode": "basic",
             "sample_retention_policies": {"global": [600], "basic": [600], "detailed": [600]},
-            "exchange_types": [{"name": kind, "description": "", "enabled": True} for kind in KINDS],
+            "exchange_types": [{"name": kind, "description": "", "enabled": True} for kind in KIND_NAMES],
             "cluster_name": representations.NODE,
             "cluster_tags": {},
             "node_tags": {},
@@ -229,7 +228,7 @@ def node_json(site: HttpContext) -> JsonObject:
         "config_files": [],
         "log_files": [],
         "enabled_plugins": ["rabbitmq_management", "rabbitmq_prometheus"],
-        "exchange_types": [{"name": kind, "description": "", "enabled": True} for kind in KINDS],
+        "exchange_types": [{"name": kind, "description": "", "enabled": True} for kind in KIND_NAMES],
         "auth_mechanisms": [{"name": "PLAIN", "description": "", "enabled": True}],
         "applications": [{"name": "rabbit", "description": "Headrace", "version": RABBITMQ_VERSION}],
         "contexts": contexts(site),
@@ -389,7 +388,8 @@ async def aliveness(site: HttpContext, request: Request) -> Response:
     queue = await host.declare_queue(
         ALIVENESS_QUEUE, durable=True, exclusive=False, auto_delete=False, arguments={}, owner=None
     )
-    await post(host, Message("", ALIVENESS_QUEUE, NO_PROPERTIES, b"test_message"), [ALIVENESS_QUEUE])
+    message = Message("", ALIVENESS_QUEUE, NO_PROPERTIES, b"test_message")
+    await publish_message(host, site.broker.pressure, message, [ALIVENESS_QUEUE])
     found = queue.get()
     if found is None:
         return json_response({"status": "failed", "reason": "the test message was not returned"}, 503)

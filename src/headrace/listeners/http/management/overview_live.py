@@ -7,9 +7,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery
 from headrace.broker.metrics.history import INTERVAL_S, QUEUES_PER_SECOND, Sample
-from headrace.broker.vhosts.vhosts import DEFAULT
+from headrace.broker.types.vhost_names import DEFAULT
 from headrace.listeners.http.management import representations
 from headrace.listeners.http.management.overview import memory_bytes, rates_between, recent_rates, totals_of
 from headrace.listeners.http.management.parameters import JsonObject, encode, number, object_response, query_of

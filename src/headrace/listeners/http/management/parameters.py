@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery
 from headrace.errors import InvalidInput, InvalidPattern
 from headrace.listeners.http.server.context import ChunkedResponse, HttpContext, PiecewiseResponse
 from headrace.listeners.http.server.requests import in_thread_if, read_body

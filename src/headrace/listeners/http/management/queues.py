@@ -111,7 +111,7 @@ async def put(site: HttpContext, request: Request) -> Response:
 
 async def delete(site: HttpContext, request: Request) -> Response:
     queue, query = queue_of(site, request), parameters.query_of(request)
-    await queue.vhost.delete_queue(
+    await site.broker.vhosts.get(queue.vhost.name).delete_queue(
         queue.name,
         queue.owner,
         if_unused=flag(query.get("if-unused")),
@@ -128,11 +128,10 @@ async def purge(site: HttpContext, request: Request) -> Response:
 
 async def bindings(site: HttpContext, request: Request) -> Response:
     queue = queue_of(site, request)
-    return json_response(queue_bindings(queue))
+    return json_response(queue_bindings(site.broker.vhosts.get(queue.vhost.name), queue))
 
 
-def queue_bindings(queue: Queue) -> list[JsonObject]:
-    host = queue.vhost
+def queue_bindings(host: VirtualHost, queue: Queue) -> list[JsonObject]:
     return [
         representations.default_binding_json(host.name, queue.name),
         *(representations.binding_json(host.name, binding) for binding in host.routing.bindings_to(queue)),
@@ -199,7 +198,7 @@ async def _take(queue: Queue, count: int, mode: str) -> list[tuple[Message, bool
             queue.reject(view, offset)
     await queue.rejects_moved()
     # Even if other parts of the flush failed, these messages are taken and must be returned to the caller.
-    await queue.vhost.flushes.over()
+    await queue.vhost.flushes.wait_flushed()
     return [(message, redelivered, remaining) for _, _, message, redelivered, remaining in taken]
 
 

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.broker.schemas.registry import TOPIC
-from headrace.broker.vhosts.vhosts import DEFAULT
+from headrace.broker.types.vhost_names import DEFAULT
 from headrace.errors import NotFound
 from headrace.listeners.http.management.parameters import (
     JsonObject,

@@ -6,12 +6,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery
 from headrace.broker.queues.queue import Queue
 from headrace.broker.streams.partition import Partition
 from headrace.broker.streams.streams import Stream
+from headrace.broker.types.vhost_names import DEFAULT
 from headrace.broker.vhosts.vhost import VirtualHost
-from headrace.broker.vhosts.vhosts import DEFAULT
 from headrace.config import stream_settings_text
 from headrace.errors import NotFound, QueueNotFound
 from headrace.listeners.http.management import representations
@@ -170,7 +170,7 @@ async def get_stream(site: HttpContext, request: Request) -> Response:
     ]
     shape["views"] = views_of(site, row)
     shape["queue"] = representations.queue_json(site, queue) if queue is not None else None
-    shape["bindings"] = queue_bindings(queue) if queue is not None else []
+    shape["bindings"] = queue_bindings(site.broker.vhosts.get(queue.vhost.name), queue) if queue is not None else []
     shape["consumer_details"] = []
     if queue is not None:
         shape["consumer_details"] = [

@@ -153,7 +153,7 @@ def _head_ms(view: View) -> int | None:
     if view.low >= view.partition.stable_end:
         return None
     try:
-        data = view.committed(view.partition.read(view.low, HEAD_BYTES)).data
+        data = view.reader.committed(view.partition.read(view.low, HEAD_BYTES)).data
         infos = codec.scan(data, verify_crc=False)
     except HeadraceError:
         return None

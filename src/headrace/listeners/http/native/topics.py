@@ -5,7 +5,7 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery
 from headrace.broker.streams.streams import Stream, check_topic_name
 from headrace.config import stream_settings_text
 from headrace.listeners.http.native.types import NewTopic, Offsets, Summary, Topic, TopicChange, Topics

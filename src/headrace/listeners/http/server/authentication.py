@@ -17,7 +17,7 @@ from starlette.types import Scope
 
 from headrace.broker.access.permissions import Rights
 from headrace.broker.access.users import GUEST, User, Users
-from headrace.broker.vhosts.vhosts import DEFAULT
+from headrace.broker.types.vhost_names import DEFAULT
 from headrace.errors import HeadraceError, Overloaded
 from headrace.listeners.common.addresses import parse, source_of
 

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from headrace.broker.vhosts.vhosts import DEFAULT
+from headrace.broker.types.vhost_names import DEFAULT
 from headrace.listeners.http.server.authentication import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER, Caller
 from headrace.listeners.http.server.context import CHUNK_BYTES, ChunkedResponse, HttpContext, PiecewiseResponse
 from headrace.listeners.http.server.memory_budget import BudgetShare

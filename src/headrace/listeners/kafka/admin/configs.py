@@ -7,7 +7,7 @@ from functools import partial
 from math import nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery
 from headrace.broker.streams.streams import Stream
 from headrace.broker.transactions.coordinator import ID_EXPIRATION_MS
 from headrace.config import stream_settings

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery
 from headrace.broker.streams.streams import Stream, is_topic_name
 from headrace.errors import AccessRefused, HeadraceError, StreamNotFound
 from headrace.listeners.kafka.auth import access, operations

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery
 from headrace.broker.streams.streams import Stream, check_topic_name
 from headrace.config import InvalidSetting
 from headrace.errors import Conflict, HeadraceError, InvalidInput, StreamNotFound

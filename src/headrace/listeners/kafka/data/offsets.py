@@ -3,7 +3,7 @@
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery
 from headrace.broker.streams.partition import Partition, when_loaded
 from headrace.errors import HeadraceError, OffsetOutOfRange
 from headrace.listeners.kafka.auth import access

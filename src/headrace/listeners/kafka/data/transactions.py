@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery
 from headrace.broker.groups.coordinator import check_group_id
 from headrace.broker.groups.subscription_patterns import compile_pattern
 from headrace.broker.transactions.producer_state import Producer

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery
 from headrace.broker.groups.classic.group import ClassicGroup
 from headrace.broker.groups.classic.members import GroupState, Join, Joined, Synced
 from headrace.broker.groups.coordinator import Listed, check_group_id

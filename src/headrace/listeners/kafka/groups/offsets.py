@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from headrace.broker.cooperative.yielding import YieldEvery
+from headrace.broker.cooperative import YieldEvery
 from headrace.broker.groups.classic.consumer_protocol import CONSUMER, decode_subscription
 from headrace.broker.groups.classic.group import ClassicGroup
 from headrace.broker.groups.consumer.group import ConsumerGroup

@@ -1,0 +1,113 @@
+"""Reads a view's log: caches the chunk being delivered from and the records decoded out of it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from headrace.broker.streams.read import unfolded, without_aborted
+from headrace.broker.types.aborted_ranges import Aborts
+from headrace.errors import DecompressedTooLarge, OffsetOutOfRange
+from headrace.record import codec
+from headrace.record.types import Record
+
+READ_BYTES = 128 * 1024
+READ_BYTES_ONE = 8 * 1024  # for a returned message, whose neighbours are settled or in flight
+AHEAD_RECORDS = 128
+DECOMPRESSED_BYTES_MAX = 16 << 20
+
+
+class Run(NamedTuple):
+    """Offsets [start, end) to deliver next; those below redelivered_below get the redelivered flag."""
+
+    start: int
+    end: int
+    redelivered_below: int
+    returned: bool
+
+
+class ViewReader:
+    """Owned by one View; used on the event-loop thread."""
+
+    def __init__(self, log: Any, aborted: Callable[[], Aborts]) -> None:
+        self._log = log
+        self._aborted = aborted
+        self._chunk: Any = None
+        self._ahead: dict[int, Record] = {}  # every record of the chunk within _ahead_range
+        self._ahead_range = range(0)
+
+    def chunk(self, run: Run) -> Any:
+        """Whole batches that contain run.start; the first may begin earlier. May block on the disk."""
+        cached = self._chunk
+        if cached is not None and cached.base_offset <= run.start < cached.next_offset:
+            return cached
+        return self._read_chunk(run, self._log.read)
+
+    def load_chunk(self, run: Run) -> None:
+        """Cache the chunk of this run, or raise ReadWaits when it has to be read from the disk."""
+        cached = self._chunk
+        if cached is None or not cached.base_offset <= run.start < cached.next_offset:
+            self._read_chunk(run, self._log.read_now)
+
+    def _read_chunk(self, run: Run, read: Callable[[int, int], Any]) -> Any:
+        chunk = read(run.start, READ_BYTES_ONE if run.returned else READ_BYTES)
+        if chunk.next_offset <= run.start:
+            raise OffsetOutOfRange(run.start, self._log.start_offset, self._log.visible_end)
+        self.release_chunk()
+        chunk = self._chunk = self.committed(chunk)
+        return chunk
+
+    def committed(self, chunk: Any) -> Any:
+        """The chunk without records of open and aborted transactions."""
+        if chunk.next_offset > self._log.stable_end:
+            chunk = chunk._replace(next_offset=self._log.stable_end)  # read again when the transaction has ended
+        aborted = self._aborted()
+        return without_aborted(chunk, aborted) if aborted else chunk
+
+    def records(self, run: Run, count_max: int) -> tuple[list[Record], int]:
+        """Records from the start of the run up to the first missing offset, and that offset. If the run starts with a
+        missing offset: no records, and the offset of its first record.
+
+        Decodes more records than requested: finding one record walks its batch, and decompresses it where needed.
+        """
+        if run.start not in self._ahead_range:
+            self._decode_ahead(run, count_max)
+        found: list[Record] = []
+        end = min(run.end, self._ahead_range.stop)
+        for offset in range(run.start, min(end, run.start + count_max)):
+            record = self._ahead.get(offset)
+            if record is None:
+                break
+            found.append(record)
+        if found:
+            return found, found[-1].offset + 1
+        return found, min((offset for offset in self._ahead if run.start < offset < end), default=end)
+
+    def _decode_ahead(self, run: Run, count_max: int) -> None:
+        """Doubles the number of records while reads are consecutive: most often only one is wanted."""
+        before = self._ahead_range
+        limit = max(count_max, min(2 * len(before), AHEAD_RECORDS) if run.start == before.stop else 0)
+        chunk = self.chunk(run)
+        try:
+            chunk = self._chunk = unfolded(chunk, run.start, DECOMPRESSED_BYTES_MAX)
+        except DecompressedTooLarge:
+            limit = count_max
+        found = (
+            codec.records(chunk.data, from_offset=run.start, to_offset=chunk.next_offset, limit=limit)
+            if chunk.data
+            else []
+        )
+        self._ahead = {record.offset: record for record in found}
+        self._ahead_range = range(run.start, found[-1].offset + 1 if len(found) == limit else chunk.next_offset)
+
+    def decoded(self, offset: int) -> Record | None:
+        """The record, if it has been decoded already."""
+        return self._ahead.get(offset)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Upper bound of the memory in use: decoded records are no larger than their chunk."""
+        return len(self._chunk.data) * (2 if self._ahead else 1) if self._chunk is not None else 0
+
+    def release_chunk(self) -> None:
+        self._chunk = None
+        if self._ahead_range:
+            self._ahead, self._ahead_range = {}, range(0)
