@@ -283,7 +283,7 @@ async def test_what_is_too_large_for_one_journal_entry_is_stored_partition_by_pa
         return ticket
 
     stream.partitions[1].log.append = refuse  # type: ignore[method-assign]
-    with pytest.raises(PartlyStored, match="1 of 3 partitions"):
+    with pytest.raises(PartlyStored, match="1 of the 3 partitions"):
         await broker.publish(stream, messages)
 
 

@@ -257,7 +257,7 @@ def test_a_failing_disk_never_leaves_an_outdated_copy(kind: str) -> None:
 
 
 def test_the_copy_does_not_grow_with_the_number_of_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy, "_STUFFED_BYTES_MIN", 2000)
+    monkeypatch.setattr(copy, "_REWRITE_BYTES_MIN", 2000)
     disk = SimulatedDisk()
     disk.mkdir("/data")
     catalog = FileCatalog(disk, "/data")

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
-import msgspec
 import pika
 import pytest
 from pamqp import commands
@@ -299,11 +298,11 @@ def test_recovering_in_a_transaction_leaves_what_it_has_settled(channel: Blockin
 def full_disk(running: Running) -> Iterator[None]:
     """The disk has less room than the log keeps in reserve, which the next tick sees, and each one after it."""
     shard = running.server.broker.shard
-    settings = shard.settings
-    running.call(lambda: setattr(shard, "settings", msgspec.structs.replace(settings, disk_reserve=1 << 60)))
+    reserve = shard.disk_space._reserve
+    running.call(lambda: setattr(shard.disk_space, "_reserve", 1 << 60))
     eventually(lambda: running.call(lambda: shard.is_full))
     yield
-    running.call(lambda: setattr(shard, "settings", settings))
+    running.call(lambda: setattr(shard.disk_space, "_reserve", reserve))
     eventually(lambda: not running.call(lambda: shard.is_full))
 
 
