@@ -112,14 +112,14 @@ async def test_a_thousand_long_polls_cost_nothing_until_their_record_comes(
     if soft < 4 * LONG_POLLS:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4 * LONG_POLLS), hard))
     looks = 0
-    look = fetch.Fetch._read
+    look = fetch.Fetch._read_all
 
     def counted(self: fetch.Fetch) -> Any:
         nonlocal looks
         looks += 1
         return look(self)
 
-    monkeypatch.setattr(fetch.Fetch, "_read", counted)
+    monkeypatch.setattr(fetch.Fetch, "_read_all", counted)
     wanted = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
     asked = {"max_wait": 280_000, "min_bytes": 1, "max_bytes": 1 << 24, "session_epoch": -1}
     topics = [{"topic": "quiet", "partitions": [wanted]}]

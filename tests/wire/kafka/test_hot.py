@@ -156,17 +156,12 @@ def test_fetch_requests_read_as_kio_wrote_them(version: int) -> None:
     data = fetch_request(version)
     topic: str | bytes = TOPIC_ID.bytes if version >= 13 else "a"
     forgotten: str | bytes = TOPIC_ID.bytes if version >= 13 else "b"
-    assert hot.parse_fetch(data, 0, len(data), version) == (
-        5,
-        500,
-        1,
-        1000,
-        1,
-        11 if version >= 7 else 0,
-        12 if version >= 7 else -1,
-        [(topic, [(3, 4 if version >= 9 else -1, 99, 77)])],
-        [(forgotten, [1, 2])] if version >= 7 else [],
-    )
+    request = hot.parse_fetch(data, 0, len(data), version)
+    assert (request.replica_id, request.max_wait_ms, request.min_bytes, request.max_bytes) == (5, 500, 1, 1000)
+    assert request.isolation == 1
+    assert (request.session_id, request.session_epoch) == ((11, 12) if version >= 7 else (0, -1))
+    assert request.topics == [(topic, [(3, 4 if version >= 9 else -1, 99, 77)])]
+    assert request.forgotten == ([(forgotten, [1, 2])] if version >= 7 else [])
 
 
 @pytest.mark.parametrize("version", FETCH)
@@ -183,9 +178,9 @@ def test_fetch_answers_are_what_kio_reads(version: int) -> None:
             (
                 topic,
                 [
-                    (0, 0, 10, 9, 1, [(7, 3)], large),
-                    (1, 1, -1, -1, -1, None, None),
-                    (2, 0, 5, 5, 0, [], small),
+                    hot.FetchResult(0, 0, 10, 9, 1, [(7, 3)], large),
+                    hot.FetchResult(1, 1, -1, -1, -1, None, None),
+                    hot.FetchResult(2, 0, 5, 5, 0, [], small),
                 ],
             )
         ],
