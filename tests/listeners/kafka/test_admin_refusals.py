@@ -62,7 +62,7 @@ async def test_a_topic_that_is_named_twice_gets_no_more_partitions(world: World,
 
 async def test_a_topic_is_deleted_by_its_name_or_by_its_id_and_once(world: World, client: Client) -> None:
     topic = await world.topic("stays")
-    topic_id = world.listener.topics.id_of(world.broker.streams.get(topic))
+    topic_id = world.context.topics.id_of(world.broker.streams.get(topic))
     by_name, by_id = {"name": topic, "topic_id": NO_UUID}, {"name": None, "topic_id": topic_id}
     assert await delete(client, {"name": topic, "topic_id": topic_id}) == [Code.INVALID_REQUEST]
     assert await delete(client, {"name": None, "topic_id": NO_UUID}) == [Code.INVALID_REQUEST]

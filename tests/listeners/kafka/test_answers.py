@@ -76,7 +76,7 @@ async def test_a_buffer_is_used_again_only_if_nothing_writes_it_any_more(
             await failing.topic("large")
             client = await failing.client()
             large = batch(bytes(2 * FIRST_BYTES))
-            shard, pool = failing.broker.shard, failing.listener.pool
+            shard, pool = failing.broker.shard, failing.context.pool
             for fails in (False, True):
                 if fails:
                     monkeypatch.setattr(shard.intake, "start_round", lambda: None)
@@ -219,7 +219,7 @@ async def test_what_is_on_disk_is_loaded_though_there_is_something_else_to_read(
 async def test_a_fetch_waits_for_as_many_bytes_as_it_asks_for(world: World, client: Client) -> None:
     await world.topic("patient")
     writer = await world.client()
-    messages, sent = world.listener.stats.messages_out, world.listener.stats.bytes_out
+    messages, sent = world.context.stats.messages_out, world.context.stats.bytes_out
     waiting = asyncio.ensure_future(client.fetch("patient", max_wait=60_000, min_bytes=1000))
     one = batch(b"x" * 400)
     for _ in range(2):
@@ -228,8 +228,8 @@ async def test_a_fetch_waits_for_as_many_bytes_as_it_asks_for(world: World, clie
         assert not waiting.done()
     await writer.produce("patient", one)
     assert len((await waiting).records) >= 1000
-    assert world.listener.stats.messages_out - messages == 3, "counted when it is sent, not with every look"
-    assert world.listener.stats.bytes_out - sent == 3 * len(one)
+    assert world.context.stats.messages_out - messages == 3, "counted when it is sent, not with every look"
+    assert world.context.stats.bytes_out - sent == 3 * len(one)
 
 
 async def test_only_the_first_batch_of_an_answer_is_larger_than_what_was_asked_for(
@@ -413,7 +413,7 @@ async def test_names_of_many_new_topics_are_not_each_compared_with_all(world: Wo
     """A request has room for 20,000 of them, and nobody else is served meanwhile."""
     fields = SimpleNamespace(topics=[SimpleNamespace(name=Compared("again")) for _ in range(1000)])
     asked: Any = SimpleNamespace(connection=SimpleNamespace(access=None))
-    made = await topics.create_topics(world.listener, asked, fields)
+    made = await topics.create_topics(world.context, asked, fields)
     assert {topic["error_code"] for topic in made["topics"]} == {Code.INVALID_REQUEST}
     assert Compared.times < 10_000
 

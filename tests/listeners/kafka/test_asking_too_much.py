@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from headrace.broker.cooperative.yielding import YieldEvery
-from headrace.listeners.kafka import listener as kafka_listener
+from headrace.listeners.kafka import context
 from headrace.listeners.kafka.data import fetch, fetch_sessions
 from headrace.listeners.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
@@ -42,7 +42,7 @@ async def test_a_fetch_of_everything_is_bounded(world: World, client: Client) ->
 
 
 async def test_a_fetch_of_everything_from_everywhere_is_bounded(world: World, client: Client) -> None:
-    bound = world.listener.flow.answer_bytes_max()
+    bound = world.context.flow.answer_bytes_max()
     partitions = 2 + bound // (1 << 20)
     await world.topic("wide", partitions)
     wanted = []
@@ -100,16 +100,16 @@ async def test_a_session_of_names_is_not_one_of_ids(world: World, client: Client
 
 async def test_a_session_that_is_begun_again_and_again_leaves_nothing_behind(world: World) -> None:
     client = await world.client()
-    before, session = len(world.listener.sessions), 0
+    before, session = len(world.context.fetch_sessions.by_id), 0
     for _ in range(20):
         began = await client.call(Api.FETCH, 12, max_wait=0, session_id=session, session_epoch=0)
         session = began.session_id
     [connection] = [one for one in world.listener.connections if session in one.fetch_sessions]
-    assert len(world.listener.sessions) == before + 1
+    assert len(world.context.fetch_sessions.by_id) == before + 1
     assert connection.fetch_sessions == {session}
     client.close()
     async with asyncio.timeout(SECONDS):
-        while len(world.listener.sessions) > before:
+        while len(world.context.fetch_sessions.by_id) > before:
             await asyncio.sleep(0.001)
 
 
@@ -144,9 +144,9 @@ async def test_a_request_that_names_more_than_anybody_has_is_not_worked_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody else would be served meanwhile."""
-    monkeypatch.setattr(kafka_listener, "ELEMENTS_MAX", 100)
+    monkeypatch.setattr(context, "ELEMENTS_MAX", 100)
     monkeypatch.setattr(fetch, "LARGE_BYTES", 1000)
-    too_many = world.listener.elements_max + 1
+    too_many = world.context.elements_max + 1
     parts = [{"partition": number, "fetch_offset": 0, "partition_max_bytes": 1} for number in range(too_many)]
     for api, version, fields in (
         (Api.FIND_COORDINATOR, 4, {"key_type": 0, "coordinator_keys": ["g"] * too_many}),
@@ -206,10 +206,10 @@ async def begin_session(client: Client) -> int:
 async def test_one_connection_does_not_take_all_sessions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It loses those that it has not used for longest."""
     greedy, other = await world.client(), await world.client()
-    monkeypatch.setattr(fetch_sessions, "SESSIONS_MAX", len(world.listener.sessions) + 6)
+    monkeypatch.setattr(fetch_sessions, "SESSIONS_MAX", len(world.context.fetch_sessions.by_id) + 6)
     begun = [await begin_session(greedy) for _ in range(10)]
     assert await begin_session(other) != 0
-    assert 0 not in begun and world.listener.sessions.keys() & begun == {*begun[-4:]}
+    assert 0 not in begun and world.context.fetch_sessions.by_id.keys() & begun == {*begun[-4:]}
     for client in (greedy, other):
         client.close()
 
@@ -217,15 +217,15 @@ async def test_one_connection_does_not_take_all_sessions(world: World, monkeypat
 async def test_a_session_that_nobody_uses_makes_room_for_another(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {"max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 20, "topics": []}
     clients = [await world.client() for _ in range(3)]
-    monkeypatch.setattr(world.listener, "sessions", {})
+    monkeypatch.setattr(world.context.fetch_sessions, "by_id", {})
     monkeypatch.setattr(fetch_sessions, "SESSIONS_MAX", 2)
     idle, used = [await begin_session(client) for client in clients[:2]]
     assert await begin_session(clients[2]) == 0, "both are young"
-    for session in world.listener.sessions.values():
+    for session in world.context.fetch_sessions.by_id.values():
         session.used -= 1000
     await clients[1].call(Api.FETCH, 12, **asked, session_id=used, session_epoch=1)
     assert await begin_session(clients[2]) != 0
-    assert idle not in world.listener.sessions and used in world.listener.sessions
+    assert idle not in world.context.fetch_sessions.by_id and used in world.context.fetch_sessions.by_id
     assert await begin_session(await world.client()) == 0
     gone = await clients[0].call(Api.FETCH, 12, **asked, session_id=idle, session_epoch=1)
     assert gone.error_code == Code.FETCH_SESSION_ID_NOT_FOUND
@@ -235,8 +235,8 @@ async def test_a_session_that_nobody_uses_makes_room_for_another(world: World, m
 
 async def test_a_session_does_not_grow_without_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Partitions are added to it by every fetch, if somebody likes, whether they exist or not."""
-    monkeypatch.setattr(kafka_listener, "ELEMENTS_MAX", 100)
-    client, before, number = await world.client(), world.listener.session_partitions, itertools.count()
+    monkeypatch.setattr(context, "ELEMENTS_MAX", 100)
+    client, before, number = await world.client(), world.context.fetch_sessions.partitions, itertools.count()
     session = await begin_session(client)
     for epoch in range(1, 1000):
         parts = [{"partition": next(number), "fetch_offset": 0, "partition_max_bytes": 1} for _ in range(20)]
@@ -244,16 +244,16 @@ async def test_a_session_does_not_grow_without_end(world: World, monkeypatch: py
         answer = await client.call(Api.FETCH, 12, **asked, session_id=session, session_epoch=epoch)
         if answer.error_code:
             break
-        assert world.listener.session_partitions == before + 20 * epoch
+        assert world.context.fetch_sessions.partitions == before + 20 * epoch
     assert answer.error_code == Code.FETCH_SESSION_ID_NOT_FOUND
-    assert session not in world.listener.sessions and world.listener.session_partitions == before
+    assert session not in world.context.fetch_sessions.by_id and world.context.fetch_sessions.partitions == before
 
 
 async def test_all_sessions_together_have_room_for_so_many_partitions(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, other = await world.client(), await world.client()
-    before = world.listener.session_partitions
+    before = world.context.fetch_sessions.partitions
     monkeypatch.setattr(fetch_sessions, "PARTITIONS_MAX", before + 5)
     parts = [{"partition": number, "fetch_offset": 0, "partition_max_bytes": 1} for number in range(4)]
     asked = {"max_wait": 0, "topics": [{"topic": "t", "partitions": parts}]}
@@ -262,7 +262,7 @@ async def test_all_sessions_together_have_room_for_so_many_partitions(
     assert (served.session_id, served.error_code, len(served.responses[0].partitions)) == (0, 0, 4)
     client.close()
     async with asyncio.timeout(SECONDS):
-        while world.listener.session_partitions > before:
+        while world.context.fetch_sessions.partitions > before:
             await asyncio.sleep(0.001)
     assert (await other.call(Api.FETCH, 12, **asked, session_epoch=0)).session_id != 0
     other.close()

@@ -243,7 +243,7 @@ async def test_acks_that_do_not_exist_are_refused(client: Client) -> None:
 
 
 async def test_what_is_refused_does_not_count_as_published(world: World, client: Client) -> None:
-    stats = world.listener.stats
+    stats = world.context.stats
 
     async def counted(data: bytearray, code: Code = Code.NONE) -> tuple[int, int]:
         before = stats.messages_in, stats.bytes_in

@@ -125,8 +125,8 @@ async def test_a_commit_that_the_disk_has_no_room_for_is_tried_again(
 
     epoch = await beat(client)
     with monkeypatch.context() as broken:
-        broken.setattr(world.listener.coordination.groups.offsets, "commit", full)
-        broken.setattr(world.listener.coordination.transactions, "commit_offsets", full_too)
+        broken.setattr(world.context.coordination.groups.offsets, "commit", full)
+        broken.setattr(world.context.coordination.transactions, "commit_offsets", full_too)
         assert await commit(client, epoch) == Code.COORDINATOR_NOT_AVAILABLE
         assert await commit_in_transaction(client, epoch) == Code.COORDINATOR_NOT_AVAILABLE
     assert await commit(client, epoch) == Code.NONE
@@ -141,7 +141,7 @@ async def test_offsets_of_a_transaction_that_changes_just_now_are_committed_agai
     async def busy(*args: object, **options: object) -> None:
         raise ConcurrentTransactions("x")
 
-    monkeypatch.setattr(world.listener.coordination.transactions, "commit_offsets", busy)
+    monkeypatch.setattr(world.context.coordination.transactions, "commit_offsets", busy)
     assert await commit_in_transaction(client, -1, member_id="") == Code.COORDINATOR_LOAD_IN_PROGRESS
 
 
@@ -158,8 +158,8 @@ async def test_a_transaction_that_the_disk_has_no_room_for_is_tried_again(
 
     producer = await init()
     who = {"producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch}
-    monkeypatch.setattr(world.listener.coordination.transactions, "_put", full)
-    monkeypatch.setattr(world.listener.coordination.transactions, "end", full)
+    monkeypatch.setattr(world.context.coordination.transactions, "_put", full)
+    monkeypatch.setattr(world.context.coordination.transactions, "end", full)
     added = await client.call(
         Api.ADD_PARTITIONS_TO_TXN, 3, v3_and_below_transactional_id="x",
         **{f"v3_and_below_{name}": value for name, value in who.items()},
@@ -182,7 +182,7 @@ async def test_a_producer_id_that_the_disk_has_no_room_for_is_asked_for_again(
     async def full() -> int:
         raise DiskFull("no space left")
 
-    monkeypatch.setattr(world.listener.coordination.producers, "new_id", full)
+    monkeypatch.setattr(world.context.coordination.producers, "new_id", full)
     asked = await client.call(Api.INIT_PRODUCER_ID, 4, transactional_id=None, transaction_timeout=60_000)
     assert asked.error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
 
@@ -195,10 +195,10 @@ async def test_a_share_group_that_the_disk_has_no_room_for_is_joined_again(
     async def full(*args: object) -> None:
         raise DiskFull("no space left")
 
-    monkeypatch.setattr(world.listener.coordination.shares, "_set", full)
+    monkeypatch.setattr(world.context.coordination.shares, "_set", full)
     joins = {"group_id": "s", "member_id": "m", "member_epoch": 0, "subscribed_topic_names": ["t"]}
     assert (await client.call(Api.SHARE_GROUP_HEARTBEAT, 1, **joins)).error_code == Code.COORDINATOR_NOT_AVAILABLE
-    topic_id = world.listener.topics.id_of(world.broker.streams.get("t"))
+    topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
     fetched = await client.call(
         Api.SHARE_FETCH, 1, group_id="s", member_id="m", max_bytes=1000, max_records=10,
         topics=[{"topic_id": topic_id, "partitions": [{"partition_index": 0}]}],

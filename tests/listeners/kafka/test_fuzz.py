@@ -66,7 +66,7 @@ async def test_requests_that_make_no_sense_find_no_bug(tmp_path: Path, caplog: p
     rng = random.Random(5)
     async with world_at(tmp_path) as world:
         await world.topic("t", 2)
-        topic_id = world.listener.topics.id_of(world.broker.streams.get("t"))
+        topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
         for api, versions in VERSIONS.items():
             for version in range(3 if api is Api.PRODUCE else versions.lowest, versions.highest + 1):
                 schema = request_entity(api, version)

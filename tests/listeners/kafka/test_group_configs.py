@@ -40,7 +40,7 @@ async def configured(client: Client) -> dict[str, str]:
 
 async def test_of_two_who_change_a_group_at_once_none_loses_its_change(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
-        shares = world.listener.coordination.shares
+        shares = world.context.coordination.shares
         await asyncio.gather(shares.configure("s", {"lock_ms": 20_000}), shares.configure("s", {"attempts_max": 7}))
         assert shares.settings_of("s") == GroupConfig(lock_ms=20_000, attempts_max=7)
 
@@ -143,7 +143,7 @@ async def test_groups_that_were_told_something_are_listed_though_they_are_not_th
         await configure(client, Api.INCREMENTAL_ALTER_CONFIGS, share_isolation_level="read_committed")
         assert await listed(1, GROUP) == ["s"]
         assert await listed(1, TOPIC) == ["t"]
-        assert set(await listed(1)) == {"t", "s", str(world.listener.node_id)}
+        assert set(await listed(1)) == {"t", "s", str(world.context.node_id)}
         assert await listed(0) == [], "it asks for settings of clients' metrics only"
         await configure(client, Api.INCREMENTAL_ALTER_CONFIGS, share_isolation_level=None)
         assert await listed(1, GROUP) == []

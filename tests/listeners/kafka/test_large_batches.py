@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.listeners.kafka import listener as kafka_listener
+from headrace.listeners.kafka import context
 from headrace.listeners.kafka.errors import Code
 from headrace.record import codec
 from headrace.wire.kafka.apis import Api
@@ -48,8 +48,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 @pytest.fixture
 def gate(world: World) -> Iterator[Gate]:
     gate = Gate()
-    world.listener.checking.shutdown()
-    world.listener.checking = gate
+    world.context.checking.shutdown()
+    world.context.checking = gate
     yield gate
     gate.opened.set()
 
@@ -131,7 +131,7 @@ async def test_a_large_request_is_checked_in_the_thread_compressed_or_not(world:
 
 
 async def test_what_waits_for_the_thread_is_bounded(world: World, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_listener, "CHECKING_BYTES_MAX", 16 * MB)
+    monkeypatch.setattr(context, "CHECKING_BYTES_MAX", 16 * MB)
     await world.topic("wide", batch_bytes_max=64 * MB)
     large = bytes(batch(bytes(9 * MB)))
     clients, small = [await world.client() for _ in range(4)], await world.client()

@@ -225,11 +225,11 @@ async def test_a_share_fetch_that_waits_then_is_given_nothing(fresh: World) -> N
     waiting = await fresh.client()
     member = {"group_id": "g", "member_id": "AAAAAAAAAAAAAAAAAAAAAA"}
     await waiting.call(Api.SHARE_GROUP_HEARTBEAT, 1, **member, subscribed_topic_names=["t"])
-    topic_id = fresh.listener.topics.id_of(fresh.broker.streams.get("t"))
+    topic_id = fresh.context.topics.id_of(fresh.broker.streams.get("t"))
     topics = [{"topic_id": topic_id, "partitions": [{"partition_index": 0, "acknowledgement_batches": []}]}]
     limits = {"max_wait": 60_000, "min_bytes": 1, "max_bytes": 1000, "max_records": 1, "batch_size": 1}
     fetch = asyncio.ensure_future(waiting.call(Api.SHARE_FETCH, 1, **member, **limits, topics=topics))
-    while not fresh.listener.share_sessions:
+    while not fresh.context.share_sessions.by_key:
         await asyncio.sleep(0.01)
     await closed_to_strangers(fresh)
     with pytest.raises(Closed):
@@ -402,7 +402,7 @@ def held_timers(world: World, monkeypatch: pytest.MonkeyPatch, delay_s: float) -
     """What the listener wants to do after this delay, for the test to do in time: a machine can be slower than a
     timer."""
     held: list[Callable[[], object]] = []
-    loop = world.listener.loop
+    loop = world.context.loop
 
     class Holding:
         def __getattr__(self, name: str) -> Any:
@@ -413,7 +413,7 @@ def held_timers(world: World, monkeypatch: pytest.MonkeyPatch, delay_s: float) -
                 return loop.call_later(delay, callback, *args)
             return held.append(functools.partial(callback, *args))
 
-    monkeypatch.setattr(world.listener, "loop", Holding())
+    monkeypatch.setattr(world.context, "loop", Holding())
     return held
 
 
@@ -435,7 +435,7 @@ async def test_silence_from_one_address_keeps_nobody_out(world: World, monkeypat
     known = [await logged_in(world, "ann") for _ in range(5)]
     places = len(world.listener.connections) + 4
     monkeypatch.setattr(
-        world.listener, "config", msgspec.structs.replace(world.listener.config, connections_max=places)
+        world.listener.connections, "_config", msgspec.structs.replace(world.context.config, connections_max=places)
     )
     silent = [await world.client() for _ in range(10)]
     assert await silent[0].is_closed()
@@ -451,7 +451,7 @@ async def test_a_user_that_is_removed_is_gone_with_its_connections(world: World)
     assert await is_served(gone)
     [found] = [one for one in world.listener.connections if one.user == "carl"]
     await world.broker.users.remove_user("carl")
-    assert world.listener.gate.user_of(found) is None, "whatever still waits on it"
+    assert world.context.gate.user_of(found) is None, "whatever still waits on it"
     assert await gone.is_closed()
     assert await is_served(known)
     again = await try_login(await world.client(), token("carl"))

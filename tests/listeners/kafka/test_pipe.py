@@ -73,7 +73,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
 
 @contextlib.contextmanager
 def connected(world: World, wire: Any = None) -> Iterator[tuple[Connection, Wire]]:
-    connection, wire = Connection(world.listener), wire or Wire()
+    connection, wire = world.listener.new_connection(), wire or Wire()
     connection.connection_made(wire)
     try:
         yield connection, wire
@@ -208,12 +208,12 @@ async def test_no_more_than_128_requests_of_a_connection_are_under_way(world: Wo
 
 
 async def test_what_was_not_started_when_a_client_goes_never_is(world: World, begun: list[Request]) -> None:
-    heavy = world.listener.heavy
+    heavy = world.listener.pipelines.heavy
     with connected(world) as (connection, wire):
         arrive(connection, b"".join(request(n, body=bytes(1000)) for n in range(200)))
-        assert world.listener.heavy == heavy + 1
+        assert world.listener.pipelines.heavy == heavy + 1
         begun[0].answer([b"ready, but nobody is there"])
-    assert world.listener.heavy == heavy
+    assert world.listener.pipelines.heavy == heavy
     begun[1].answer([b"too late"])
     await turn()
     assert (len(begun), wire.written, connection._waiting_bytes) == (128, [], 0)
@@ -225,13 +225,13 @@ async def test_a_client_that_goes_while_its_answers_are_written_is_gone(world: W
             super().write(data)
             connection.connection_lost(BrokenPipeError())
 
-    heavy = world.listener.heavy
+    heavy = world.listener.pipelines.heavy
     with connected(world, Breaking()) as (connection, wire):
         arrive(connection, b"".join(request(n, body=bytes(1000)) for n in range(200)))
         begun[0].answer([b"x"])
         await turn()
         assert wire.written == [b"x"]
-        assert (len(begun), world.listener.heavy) == (128, heavy)
+        assert (len(begun), world.listener.pipelines.heavy) == (128, heavy)
 
 
 async def test_a_bug_in_one_connection_keeps_no_answers_of_others(world: World, begun: list[Request]) -> None:
@@ -259,7 +259,7 @@ async def test_small_reads_are_told_to_the_flow_too(
     world: World, begun: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[int] = []
-    monkeypatch.setattr(world.listener.flow, "received", lambda _, size: told.append(size))
+    monkeypatch.setattr(world.context.flow, "received", lambda _, size: told.append(size))
     data = request(0, body=bytes(1000))
     with connected(world) as (one, _), connected(world) as (other, _):
         for _ in range(100):

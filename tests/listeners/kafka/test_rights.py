@@ -144,7 +144,7 @@ async def test_every_api_is_refused_to_who_has_no_right_and_changes_nothing(worl
         assert code in found, (api, found)
         assert found <= REFUSALS | {0, Code.INVALID_TOPIC}, (api, found)  # 0: of the answer as a whole
     assert (end_of(world), sorted(world.broker.streams.names("/"))) == before
-    assert world.listener.coordination.groups.listing() == []
+    assert world.context.coordination.groups.listing() == []
 
 
 async def test_every_version_has_words_for_a_refusal(
@@ -257,7 +257,7 @@ async def test_lists_show_what_is_for_the_user(world: World, ann: Client, root: 
 
 
 async def test_topics_are_asked_for_by_their_names_when_ids_are_given(world: World, ann: Client) -> None:
-    topic_id = world.listener.topics.id_of(world.broker.streams.get(TOPIC))
+    topic_id = world.context.topics.id_of(world.broker.streams.get(TOPIC))
     await allow(world, "ann")
     wanted = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}
     topics = [{"topic_id": topic_id, "partitions": [wanted]}]
@@ -318,7 +318,7 @@ async def test_a_group_may_be_shared_and_its_topics_not(world: World, ann: Clien
     fields = {"group_id": "g", "generation_id_or_member_epoch": -1, "topics": topics}
     answer = await ann.call(Api.OFFSET_COMMIT, 8, **fields)
     assert answer.topics[0].partitions[0].error_code == TOPIC_REFUSED
-    assert world.listener.coordination.groups.offsets.get("g", TOPIC, 0) is None
+    assert world.context.coordination.groups.offsets.get("g", TOPIC, 0) is None
     asked = {"group_id": "c", "member_id": "m", "subscribed_topic_names": [TOPIC], "rebalance_timeout": 1000}
     await allow(world, "ann", read="^c$")
     assert (await ann.call(Api.CONSUMER_GROUP_HEARTBEAT, 1, **asked)).error_code == TOPIC_REFUSED
@@ -335,7 +335,7 @@ async def test_topics_may_be_read_and_a_group_not(world: World, ann: Client, roo
     assert answer.topics[0].partitions[0].error_code == GROUP_REFUSED
     answer = await ann.call(Api.TXN_OFFSET_COMMIT, 3, transactional_id="anns", **fields)
     assert answer.topics[0].partitions[0].error_code == GROUP_REFUSED
-    kept = world.listener.coordination.groups.offsets.get("theirs", TOPIC, 0)
+    kept = world.context.coordination.groups.offsets.get("theirs", TOPIC, 0)
     assert kept is not None and kept.offset == 1
     wanted = {"group_id": "theirs", "topics": [{"name": TOPIC, "partition_indexes": [0]}]}
     for version in (1, 7):
@@ -346,7 +346,7 @@ async def test_topics_may_be_read_and_a_group_not(world: World, ann: Client, roo
     gone = [{"name": TOPIC, "partitions": [{"partition_index": 0}]}]
     answer = await ann.call(Api.OFFSET_DELETE, 0, group_id="theirs", topics=gone)
     assert answer.topics[0].partitions[0].error_code == TOPIC_REFUSED
-    assert world.listener.coordination.groups.offsets.get("theirs", TOPIC, 0) == kept
+    assert world.context.coordination.groups.offsets.get("theirs", TOPIC, 0) == kept
 
 
 async def test_transactions_are_found_by_who_may_write_to_them(world: World, ann: Client, root: Client) -> None:
@@ -374,7 +374,7 @@ async def test_a_share_group_is_given_no_topic_that_its_member_may_not_read(
     world: World, ann: Client, root: Client
 ) -> None:
     await world.topic("shared")
-    topic_id = world.listener.topics.id_of(world.broker.streams.get("shared"))
+    topic_id = world.context.topics.id_of(world.broker.streams.get("shared"))
     await allow(world, "ann", read="^(shared|anns)$")
     member = {"group_id": "anns", "member_id": "AAAAAAAAAAAAAAAAAAAAAA"}
     joined = await ann.call(Api.SHARE_GROUP_HEARTBEAT, 1, **member, subscribed_topic_names=["shared"])
@@ -428,7 +428,7 @@ async def test_a_subscription_by_pattern_is_for_topics_that_may_be_read(world: W
     fields: dict[str, Any] = {"group_id": "p-group", "member_id": "m", "rebalance_timeout": 1000}
     first = {**fields, "subscribed_topic_regex": "p-.*", "topic_partitions": []}
     answer = await ann.call(Api.CONSUMER_GROUP_HEARTBEAT, 1, **first)
-    wanted = world.listener.topics.id_of(world.broker.streams.get("p-read"))
+    wanted = world.context.topics.id_of(world.broker.streams.get("p-read"))
     assert [one.topic_id for one in answer.assignment.topic_partitions] == [wanted]
     await allow(world, "ann", read="^(p-read|p-written|p-group)$")
     answer = await ann.call(Api.CONSUMER_GROUP_HEARTBEAT, 1, **{**fields, "member_epoch": answer.member_epoch})

@@ -63,8 +63,8 @@ async def test_r5_connections_that_go_leave_nothing_behind(tmp_path: Path) -> No
         while len(world.listener.connections) > 1:
             await keeper.call(Api.API_VERSIONS, 3)
         gc.collect()
-        assert len(world.listener.sessions) == len(world.listener.share_sessions) == 0
-        assert not world.listener._tasks
+        assert len(world.context.fetch_sessions.by_id) == len(world.context.share_sessions.by_key) == 0
+        assert not world.context._tasks
 
 
 async def test_producers_share_the_memory_that_waits_for_the_disk(
@@ -89,7 +89,7 @@ async def test_producers_share_the_memory_that_waits_for_the_disk(
                 assert await client.receive()
         # One request of each is always taken, and the one that fills a share is taken whole.
         assert most <= 8 * 2 * (len(body) + 100)
-        assert world.listener.heavy == 0
+        assert world.listener.pipelines.heavy == 0
 
 
 async def test_spare_buffers_are_given_back_when_memory_is_short_or_nobody_needs_them(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.streams.partition import Partition
-from headrace.listeners.kafka import listener as kafka_listener
+from headrace.listeners.kafka import context
 from headrace.listeners.kafka.errors import Code
 from headrace.listeners.kafka.groups import share, share_sessions
 from headrace.record import codec
@@ -36,7 +36,7 @@ async def test_what_comes_while_another_partition_is_read_from_disk_is_handed_ou
         client, writer = await world.client(), await world.client()
         await beat(client)
         monkeypatch.setattr(share, "when_loaded", slowly)
-        topic_id = world.listener.topics.id_of(world.broker.streams.get("t"))
+        topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
         wanted = [{"topic_id": topic_id, "partitions": [{"partition_index": number} for number in (0, 1)]}]
         limits = {"max_wait": 280_000, "min_bytes": 1, "max_bytes": 1 << 20, "max_records": 100}
         answer = await client.call(Api.SHARE_FETCH, 1, group_id="s", member_id="m", topics=wanted, **limits)
@@ -60,7 +60,7 @@ async def test_who_waits_looks_only_where_something_came(tmp_path: Path, monkeyp
         client, other, writer = [await world.client() for _ in range(3)]
         await beat(client)
         await beat(other, member="other")
-        topic_id = world.listener.topics.id_of(world.broker.streams.get("t"))
+        topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
         limits = {"group_id": "s", "max_wait": 280_000, "max_bytes": 1 << 20, "max_records": 100}
         wanted = [{"topic_id": topic_id, "partitions": [{"partition_index": number} for number in range(3)]}]
         first = asyncio.ensure_future(client.call(Api.SHARE_FETCH, 1, member_id="m", topics=wanted, **limits))
@@ -114,7 +114,7 @@ async def test_what_a_client_held_that_is_gone_comes_back_at_once(tmp_path: Path
         assert await take(world, other, "other") == []
         await gone(world, client)
         assert await take(world, other, "other") == [(0, 1)]
-        assert list(world.listener.share_sessions) == [("s", "other")], "and its session is not kept"
+        assert list(world.context.share_sessions.by_key) == [("s", "other")], "and its session is not kept"
 
 
 async def test_a_fetch_of_a_client_that_is_gone_takes_nothing(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ async def test_a_fetch_of_a_client_that_is_gone_takes_nothing(tmp_path: Path) ->
         client, other = await two_members(world)
         await client.produce("t", batch(b"a", b"b"))
         assert await take(world, client) == [(0, 1)]
-        topic_id = world.listener.topics.id_of(world.broker.streams.get("t"))
+        topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
         wanted = [{"topic_id": topic_id, "partitions": [{"partition_index": 0}]}]
         waiting = asyncio.ensure_future(
             client.call(
@@ -131,7 +131,7 @@ async def test_a_fetch_of_a_client_that_is_gone_takes_nothing(tmp_path: Path) ->
                 max_bytes=1 << 20, max_records=100, topics=wanted,
             )
         )  # fmt: skip
-        session = world.listener.share_sessions["s", "m"]
+        session = world.context.share_sessions.by_key["s", "m"]
         while session.epoch < 2:  # the fetch is there
             await asyncio.sleep(0.01)
         await gone(world, client)
@@ -219,12 +219,12 @@ async def test_one_connection_does_not_take_all_share_sessions(tmp_path: Path) -
         assert (await greedy.call(Api.SHARE_ACKNOWLEDGE, 1, **ends)).error_code == 0
         assert (await greedy.call(Api.SHARE_FETCH, 1, member_id="m5", **asked)).error_code == 0
         await gone(world, greedy)
-        assert list(world.listener.share_sessions) == [("s", "other")]
+        assert list(world.context.share_sessions.by_key) == [("s", "other")]
 
 
 async def test_a_share_session_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Partitions are added to it by every fetch, if somebody likes, whether they exist or not."""
-    monkeypatch.setattr(kafka_listener, "ELEMENTS_MAX", 100)
+    monkeypatch.setattr(context, "ELEMENTS_MAX", 100)
     async with world_at(tmp_path) as world:
         client, other = await two_members(world)
         await client.produce("t", batch(b"a", b"b"))
@@ -240,9 +240,9 @@ async def test_a_share_session_does_not_grow_without_end(tmp_path: Path, monkeyp
             answer = await client.call(Api.SHARE_FETCH, 2, **renews, share_session_epoch=epoch, topics=wanted)
             codes.append(answer.error_code)
         assert Code.SHARE_SESSION_LIMIT_REACHED in codes[1:]
-        assert world.listener.share_session_partitions == 0 and not world.listener.share_sessions
+        assert world.context.share_sessions.partitions == 0 and not world.context.share_sessions.by_key
         assert await take(world, other, "other") == [(0, 1)], "what it held is for the others"
-        assert world.listener.share_session_partitions == 1
+        assert world.context.share_sessions.partitions == 1
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ async def test_of_acknowledgements_of_a_partition_all_hold_or_none(
         client, other = await two_members(world)
         await client.produce("t", batch(b"a", b"b"))
         assert await take(world, client) == [(0, 1)]
-        topic_id = world.listener.topics.id_of(world.broker.streams.get("t"))
+        topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
         said = [
             {"first_offset": first, "last_offset": last, "acknowledge_types": types} for first, last, types in batches
         ]
@@ -278,7 +278,7 @@ async def test_a_fetch_that_only_renews_locks_takes_nothing(tmp_path: Path) -> N
         await client.produce("t", batch(b"a", b"b"))
         assert await take(world, client) == [(0, 1)]
         await client.produce("t", batch(b"c"))
-        topic_id = world.listener.topics.id_of(world.broker.streams.get("t"))
+        topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
         said = [{"first_offset": 0, "last_offset": 1, "acknowledge_types": [4, 1]}]
         parts = [{"partition_index": 0, "acknowledgement_batches": said}]
         asked = {
@@ -302,7 +302,7 @@ async def test_who_leaves_the_group_may_still_say_what_became_of_what_it_holds(t
         assert await take(world, client) == [(0, 1)]
         await beat(client, epoch=-1)
         assert await take(world, other, "other") == []
-        topic_id = world.listener.topics.id_of(world.broker.streams.get("t"))
+        topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
         accepted = [{"first_offset": 0, "last_offset": 0, "acknowledge_types": [1]}]
         parts = [{"partition_index": 0, "acknowledgement_batches": accepted}]
         answer = await client.call(
@@ -321,7 +321,7 @@ async def test_only_the_batches_of_what_is_handed_out_are_sent(tmp_path: Path) -
         sent = [batch(text * 100) for text in (b"a", b"b", b"c")]
         for one in sent:
             await client.produce("t", one)
-        topic_id = world.listener.topics.id_of(world.broker.streams.get("t"))
+        topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
         wanted = [{"topic_id": topic_id, "partitions": [{"partition_index": 0}]}]
         answer = await client.call(
             Api.SHARE_FETCH, 1, group_id="s", member_id="m", max_records=2, max_bytes=1 << 20, topics=wanted
@@ -351,7 +351,7 @@ async def test_no_more_bytes_are_handed_out_than_were_asked_for_but_for_the_firs
 
 async def take_of(world: World, client: Client, count: int, *, epoch: int = 0, member: str = "m") -> list[int]:
     """Those of so many partitions of which the member is handed something."""
-    topic_id = world.listener.topics.id_of(world.broker.streams.get("t"))
+    topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
     wanted = [{"topic_id": topic_id, "partitions": [{"partition_index": number} for number in range(count)]}]
     limits = {"max_wait": 0, "max_records": 100, "max_bytes": 1 << 20, "share_session_epoch": epoch}
     answer = await client.call(Api.SHARE_FETCH, 1, group_id="s", member_id=member, topics=wanted, **limits)

@@ -18,7 +18,7 @@ async def beat(client: Client, epoch: int = 0, member: str = "m") -> int:
 
 async def take(world: World, client: Client, member: str = "m") -> list[tuple[int, int]]:
     """What the member is handed at once, as (first, last)."""
-    topic_id = world.listener.topics.id_of(world.broker.streams.get("t"))
+    topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
     wanted = [{"topic_id": topic_id, "partitions": [{"partition_index": 0}]}]
     answer = await client.call(
         Api.SHARE_FETCH, 1, group_id="s", member_id=member, max_records=100, max_bytes=1 << 20, topics=wanted

@@ -13,7 +13,7 @@ from tests.listeners.kafka.world import Client, World, world_at
 
 
 def topic_id(world: World) -> bytes:
-    return world.listener.topics.id_of(world.broker.streams.get("t"))
+    return world.context.topics.id_of(world.broker.streams.get("t"))
 
 
 async def make_anew(world: World) -> bytes:
@@ -98,7 +98,7 @@ async def test_a_topic_that_is_gone_is_not_looked_for_among_all_with_every_parti
 ) -> None:
     """Its readers ask for all of its partitions by its id, until they hear of it."""
     async with world_at(tmp_path) as world:
-        topics, streams = world.listener.topics, world.broker.streams
+        topics, streams = world.context.topics, world.broker.streams
         await world.topic("t")
         gone = topics.id_of(streams.get("t"))
         await streams.delete("t")

@@ -105,7 +105,7 @@ async def test_who_is_late_is_told_to_abort(world: World, client: Client) -> Non
     topic = await world.topic("late")
     producer = await init(client, "late")
     assert await write(client, "late", producer, topic) == [0]
-    transactions = world.listener.coordination.transactions
+    transactions = world.context.coordination.transactions
     await transactions._abort_late(transactions.get("late"))
     assert await commit_offset(client, "late", producer, topic) == Code.TRANSACTION_ABORTABLE
     refused = await end(client, "late", producer)
@@ -138,4 +138,4 @@ async def test_a_batch_of_a_producer_that_is_nobodys_opens_nothing(world: World,
     topic = await world.topic("asked")
     stranger = SimpleNamespace(producer_id=producer.producer_id + 10_000, producer_epoch=0)
     assert await write(client, "mine", stranger, topic) == [Code.INVALID_PRODUCER_ID_MAPPING]
-    assert world.listener.coordination.transactions.get("mine").state == "Empty"
+    assert world.context.coordination.transactions.get("mine").state == "Empty"

@@ -33,6 +33,7 @@ class World:
     def __init__(self, broker: Broker, listener: kafka_listener.KafkaListener) -> None:
         self.broker = broker
         self.listener = listener
+        self.context = listener.context
         self.clients: list[Client] = []
 
     async def client(self) -> "Client":

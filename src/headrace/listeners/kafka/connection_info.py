@@ -1,16 +1,14 @@
 """The connections of this listener as operators see them. Made when somebody looks."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.errors import HeadraceError
-
-if TYPE_CHECKING:
-    from headrace.listeners.kafka.connection import Connection
+from headrace.listeners.kafka.connection import Connection
 
 
 class KafkaClient:
-    def __init__(self, connection: "Connection") -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         host, port = connection.peer
         own_host, own_port = connection.local_address
@@ -62,5 +60,5 @@ def _spell(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def clients(connections: Iterable["Connection"]) -> list[KafkaClient]:
+def clients(connections: Iterable[Connection]) -> list[KafkaClient]:
     return [KafkaClient(connection) for connection in connections]

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Mapping
 from functools import partial
 from math import nan
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.broker.streams.streams import Stream
@@ -13,14 +13,11 @@ from headrace.broker.transactions.coordinator import ID_EXPIRATION_MS
 from headrace.config import stream_settings
 from headrace.errors import HeadraceError, InvalidInput
 from headrace.listeners.kafka.admin import config_docs
-from headrace.listeners.kafka.auth import access
 from headrace.listeners.kafka.auth.access import AnyUser
+from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.errors import Code, code_of
 from headrace.listeners.kafka.groups import configs
 from headrace.listeners.kafka.request_pipeline import Request
-
-if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaListener
 
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 SOURCE_TOPIC, SOURCE_STATIC, SOURCE_DEFAULT, SOURCE_GROUP = 1, 4, 5, 8
@@ -182,20 +179,20 @@ def percent_of(ratio: str) -> int:
     return round(share * 100)
 
 
-def checked(listener: "KafkaListener", changes: Changes, given: Any, stream: Stream) -> dict[str, object]:
+def checked(context: KafkaContext, changes: Changes, given: Any, stream: Stream) -> dict[str, object]:
     changed = changes(stream, given)
-    check(listener, changed)
+    check(context, changed)
     return changed
 
 
-def check(listener: "KafkaListener", changed: Mapping[str, object]) -> object:
+def check(context: KafkaContext, changed: Mapping[str, object]) -> object:
     """The settings as they would be."""
     given = {name: value for name, value in changed.items() if value is not None}
-    return stream_settings(given, listener.config.stream, origin="from the request")
+    return stream_settings(given, context.config.stream, origin="from the request")
 
 
-def topic_configs(listener: "KafkaListener", stream: Stream) -> list[Config]:
-    return shown(listener.broker.streams.base(stream.kind), stream.settings, stream.document.config)
+def topic_configs(context: KafkaContext, stream: Stream) -> list[Config]:
+    return shown(context.broker.streams.base(stream.kind), stream.settings, stream.document.config)
 
 
 def shown(base: object, settings: object, set_here: Container[str]) -> list[Config]:
@@ -223,13 +220,13 @@ def theirs(name: str, value: Any) -> str:
     return THEIRS.get(value, str(value))
 
 
-def broker_configs(listener: "KafkaListener", bound: tuple[str, int]) -> list[Config]:
-    config = listener.config
+def broker_configs(context: KafkaContext, bound: tuple[str, int]) -> list[Config]:
+    config = context.config
     address = f"PLAINTEXT://{bound[0]}:{bound[1]}"
     values: list[tuple[str, object, int]] = [
         ("advertised.listeners", address, LIST),
         ("auto.create.topics.enable", str(config.auto_create_topics).lower(), BOOLEAN),
-        ("broker.id", listener.node_id, INT),
+        ("broker.id", context.node_id, INT),
         ("compression.type", PRODUCER, STRING),
         ("default.replication.factor", 1, INT),
         ("group.consumer.migration.policy", config.kafka_migration_policy, STRING),
@@ -241,15 +238,15 @@ def broker_configs(listener: "KafkaListener", bound: tuple[str, int]) -> list[Co
         ("log.segment.bytes", config.stream.segment_size, INT),
         ("message.max.bytes", config.stream.batch_bytes_max, INT),
         ("min.insync.replicas", 1, INT),
-        ("node.id", listener.node_id, INT),
+        ("node.id", context.node_id, INT),
         ("num.partitions", config.auto_create_partitions, INT),
-        ("offsets.retention.minutes", listener.coordination.groups.settings.offsets_retention_ms // 60_000, INT),
+        ("offsets.retention.minutes", context.coordination.groups.settings.offsets_retention_ms // 60_000, INT),
         ("transactional.id.expiration.ms", ID_EXPIRATION_MS, INT),
     ]
     return [Config(name, str(value), SOURCE_STATIC, kind) for name, value, kind in values]
 
 
-async def describe_configs(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def describe_configs(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     results = []
     # Each once: a request has room for a name thousands of times, and its answer would be thousands of times as large.
     asked: dict[Any, Any] = {}
@@ -262,7 +259,7 @@ async def describe_configs(listener: "KafkaListener", request: Request, fields: 
             "resource_name": resource.resource_name,
         }
         try:
-            found = resource_configs(listener, request, resource)
+            found = resource_configs(context, request, resource)
             keys = resource.configuration_keys
             answer["configs"] = [
                 describe(one, resource.resource_type, fields) for one in found if not keys or one.name in keys
@@ -273,15 +270,15 @@ async def describe_configs(listener: "KafkaListener", request: Request, fields: 
     return {"results": results}
 
 
-def resource_configs(listener: "KafkaListener", request: Request, resource: Any) -> list[Config]:
-    allowed = access.of(listener, request)
+def resource_configs(context: KafkaContext, request: Request, resource: Any) -> list[Config]:
+    allowed = context.access_of(request)
     if resource.resource_type == TOPIC:
-        return topic_configs(listener, allowed.sees.find(resource.resource_name))
+        return topic_configs(context, allowed.sees.find(resource.resource_name))
     if resource.resource_type == BROKER:
         allowed.administer()
-        if resource.resource_name not in ("", str(listener.node_id)):
-            raise InvalidInput(f"there is one broker, {listener.node_id}, not {resource.resource_name}")
-        return broker_configs(listener, listener.address_for(request.connection))
+        if resource.resource_name not in ("", str(context.node_id)):
+            raise InvalidInput(f"there is one broker, {context.node_id}, not {resource.resource_name}")
+        return broker_configs(context, context.address_of(request))
     if resource.resource_type == GROUP:
         allowed.group(resource.resource_name)
         if not resource.resource_name:
@@ -293,7 +290,7 @@ def resource_configs(listener: "KafkaListener", request: Request, resource: Any)
                 SOURCE_DEFAULT if one.is_default else SOURCE_GROUP,
                 GROUP_KINDS[one.kind],
             )
-            for one in configs.found(listener, resource.resource_name)
+            for one in configs.found(context, resource.resource_name)
         ]
     if resource.resource_type in (BROKER_LOGGER, CLIENT_METRICS):
         return []
@@ -331,16 +328,16 @@ def explanation(name: str, resource_type: int) -> str:
     return config_docs.NO_EFFECT if name in FIXED else config_docs.NO_TIERS
 
 
-async def alter_configs(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def alter_configs(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     """Replaces: what is not named goes back to the broker's value."""
-    return await alter(listener, access.of(listener, request), fields, replace_changes)
+    return await alter(context, context.access_of(request), fields, replace_changes)
 
 
-async def incremental_alter_configs(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    return await alter(listener, access.of(listener, request), fields, incremental_changes)
+async def incremental_alter_configs(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    return await alter(context, context.access_of(request), fields, incremental_changes)
 
 
-async def alter(listener: "KafkaListener", allowed: AnyUser, fields: Any, changes: Changes) -> dict[str, Any]:
+async def alter(context: KafkaContext, allowed: AnyUser, fields: Any, changes: Changes) -> dict[str, Any]:
     responses = []
     named = Counter((resource.resource_type, resource.resource_name) for resource in fields.resources)
     async for resource in YieldEvery().each(fields.resources):
@@ -354,17 +351,17 @@ async def alter(listener: "KafkaListener", allowed: AnyUser, fields: Any, change
             check_clear(resource.configs)
             if resource.resource_type == TOPIC:
                 stream = allowed.configures.find(resource.resource_name)
-                change = partial(checked, listener, changes, resource.configs)
+                change = partial(checked, context, changes, resource.configs)
                 if fields.validate_only:
                     change(stream)
                 else:
-                    await listener.broker.streams.configure(stream.name, change)
+                    await context.broker.streams.configure(stream.name, change)
             elif resource.resource_type == GROUP:
                 allowed.configure_group(resource.resource_name)
                 if not resource.resource_name:
                     raise UnclearChange(NO_DEFAULT_GROUP)
                 await configs.alter(
-                    listener, resource.resource_name, resource.configs,
+                    context, resource.resource_name, resource.configs,
                     replaces=changes is replace_changes, validate_only=fields.validate_only,
                 )  # fmt: skip
             else:

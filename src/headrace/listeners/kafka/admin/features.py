@@ -1,18 +1,16 @@
 """What Kafka lets an operator switch on for a whole cluster (KIP-584). Ours are on, and stay."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.errors import Code
 from headrace.listeners.kafka.request_pipeline import Request
-
-if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaListener
 
 FEATURES = {"transaction.version": 2}  # KIP-890
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 
 
-async def update_features(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def update_features(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     """All or none of them, as in Kafka; a feature may be given the level it has."""
     for one in fields.feature_updates:
         reason = why_not(one.feature, one.max_version_level, change_of(one, request.version))

@@ -8,7 +8,7 @@ asked, and a connection has none.
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.broker.access.permissions import Rights
 from headrace.broker.access.users import User
@@ -24,10 +24,6 @@ from headrace.listeners.kafka.errors import (
     code_of,
 )
 from headrace.wire.kafka.apis import Api
-
-if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaListener
-    from headrace.listeners.kafka.request_pipeline import Request
 
 logger = logging.getLogger("headrace.kafka")
 
@@ -162,10 +158,6 @@ class GuardedTopics(Topics):
 
     def all(self) -> list[Stream]:
         return [stream for stream in self._topics.all() if self.shows(stream.name)]
-
-
-def of(listener: "KafkaListener", request: "Request") -> AnyUser:
-    return request.connection.access or listener.gate.anybody
 
 
 # What a request needs as a whole: without it the answer is its error code and nothing else.

@@ -5,21 +5,18 @@ Waiting costs nothing: a watch on a log stays in place from one fetch to the nex
 
 import asyncio
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.broker.streams.partition import PART_BYTES_MIN, Partition, ReadWaits
 from headrace.errors import HeadraceError
 from headrace.listeners.kafka.admin.topic_index import Topics
-from headrace.listeners.kafka.auth import access
 from headrace.listeners.kafka.connection import Connection
-from headrace.listeners.kafka.data.fetch_sessions import FetchPosition, Key, Opened, open_session
+from headrace.listeners.kafka.context import KafkaContext
+from headrace.listeners.kafka.data.fetch_sessions import FetchPosition, Key, Opened
 from headrace.listeners.kafka.errors import Code, code_of
 from headrace.listeners.kafka.request_pipeline import Request
 from headrace.wire.kafka import hot
 from headrace.wire.kafka.hot import FetchRequest, FetchResult
-
-if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaListener
 
 READ_COMMITTED = 1
 BY_ID_FROM = 13  # the version from which requests name topics by id
@@ -70,18 +67,17 @@ class State(Enum):
 class Fetch:
     """One fetch request, from parsing to its answer."""
 
-    def __init__(self, listener: "KafkaListener", request: Request, parsed: FetchRequest) -> None:
-        self.listener = listener
+    def __init__(self, context: KafkaContext, request: Request, parsed: FetchRequest) -> None:
+        self.context = context
         self.request = request
         self.max_wait_ms = parsed.max_wait_ms
         self.min_bytes = parsed.min_bytes
-        self.max_bytes = min(parsed.max_bytes, listener.config.read_bytes_max, listener.flow.answer_bytes_max())
+        self.max_bytes = min(parsed.max_bytes, context.config.read_bytes_max, context.flow.answer_bytes_max())
         self.committed = parsed.isolation == READ_COMMITTED
         known = request.connection.access
-        self.topics: Topics = listener.topics if known is None else known.reads
-        self.opened: Opened = open_session(
-            listener,
-            request.connection,
+        self.topics: Topics = context.topics if known is None else known.reads
+        self.opened: Opened = context.fetch_sessions.open(
+            request.connection.fetch_sessions,
             parsed.session_id,
             parsed.session_epoch,
             request.version >= BY_ID_FROM,
@@ -182,7 +178,7 @@ class Fetch:
         return chunk.data, chunk.next_offset
 
     def _aborted(self, log: Any, start: int, end: int) -> list[tuple[int, int]]:
-        producers = self.listener.coordination.producers.of(log)
+        producers = self.context.coordination.producers.of(log)
         return producers.aborted_between(start, end) if producers is not None else []
 
     def _changed(self, results: Results) -> Results:
@@ -200,7 +196,7 @@ class Fetch:
 
     def _answer(self, results: Results) -> None:
         self._finish()
-        stats = self.listener.stats
+        stats = self.context.stats
         stats.messages_out += self._messages
         topics: dict[str | bytes, list[FetchResult]] = {}
         read: list[Key] = []
@@ -245,8 +241,8 @@ class Fetch:
         if self._on_readable not in waiters:
             waiters.append(self._on_readable)
         if self._max_wait_timer is None:
-            self._max_wait_timer = self.listener.loop.call_later(
-                min(self.max_wait_ms, self.listener.config.read_wait_ms_max) / 1000, self._on_max_wait
+            self._max_wait_timer = self.context.loop.call_later(
+                min(self.max_wait_ms, self.context.config.read_wait_ms_max) / 1000, self._on_max_wait
             )
 
     def _arm_watches(self) -> None:
@@ -273,7 +269,7 @@ class Fetch:
             return
         if self.min_bytes > 1:
             self._state = State.RECHECKING
-            self._recheck_timer = self.listener.loop.call_later(RECHECK_S, self._on_recheck)
+            self._recheck_timer = self.context.loop.call_later(RECHECK_S, self._on_recheck)
         else:
             self._resume()
 
@@ -294,22 +290,22 @@ class Fetch:
 
     def _resume(self) -> None:
         """Read again, with the permissions that the connection has now, unless it is gone or not admitted any more."""
-        if self.request.connection.is_closed or not self.listener.admits(self.request):
+        if self.request.connection.is_closed or not self.context.admits(self.request):
             self._finish()
             return
-        self.topics = access.of(self.listener, self.request).reads
+        self.topics = self.context.access_of(self.request).reads
         self._read_and_answer_or_wait()
 
 
-def fetch(listener: "KafkaListener", request: Request) -> None:
+def fetch(context: KafkaContext, request: Request) -> None:
     parsed = hot.parse_fetch(request.buffer, request.position, request.size, request.version)
     request.buffer = bytearray()
     if request.size > LARGE_BYTES:
-        listener.check_named(parsed.topics)
+        context.check_named(parsed.topics)
     if parsed.replica_id >= 0:  # a broker that replicates: this cluster has no other broker
         pieces = hot.fetch_response(
             request.version, request.correlation_id, 0, Code.CLUSTER_AUTHORIZATION_FAILED, 0, []
         )
         request.answer(pieces)
         return
-    Fetch(listener, request, parsed).start()
+    Fetch(context, request, parsed).start()

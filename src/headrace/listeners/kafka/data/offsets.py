@@ -1,18 +1,15 @@
 """Where logs begin and end, by time and by epoch, and moving their beginning."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.broker.streams.partition import Partition, when_loaded
 from headrace.broker.upkeep.segments import delete_before
 from headrace.errors import HeadraceError, OffsetOutOfRange
-from headrace.listeners.kafka.auth import access
+from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.errors import Code, NotDeleted, code_of
 from headrace.listeners.kafka.request_pipeline import Request
-
-if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaListener
 
 LATEST = -1
 EARLIEST = -2
@@ -26,9 +23,9 @@ READ_COMMITTED = 1
 NONE = -1
 
 
-async def list_offsets(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def list_offsets(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     committed = fields.isolation_level == READ_COMMITTED
-    found = access.of(listener, request).reads
+    found = context.access_of(request).reads
     topics = []
     turns = YieldEvery()
     for topic in fields.topics:
@@ -109,8 +106,8 @@ def epoch_error(partition: Partition, epoch: int) -> Code | None:
     return Code.FENCED_LEADER_EPOCH if epoch < partition.log.epoch else Code.UNKNOWN_LEADER_EPOCH
 
 
-async def offset_for_leader_epoch(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    found = access.of(listener, request).reads
+async def offset_for_leader_epoch(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    found = context.access_of(request).reads
     topics = []
     turns = YieldEvery()
     for topic in fields.topics:
@@ -133,8 +130,8 @@ async def offset_for_leader_epoch(listener: "KafkaListener", request: Request, f
     return {"topics": topics}
 
 
-async def delete_records(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    found = access.of(listener, request).configures
+async def delete_records(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    found = context.access_of(request).configures
     topics = []
     turns = YieldEvery()
     for topic in fields.topics:
@@ -150,7 +147,7 @@ async def delete_records(listener: "KafkaListener", request: Request, fields: An
                 if offset < 0 or offset > log.visible_end:
                     raise OffsetOutOfRange(offset, log.start_offset, log.visible_end)
                 if offset > log.start_offset:
-                    await delete_before(listener.broker.shard, listener.coordination.producers, partition, offset)
+                    await delete_before(context.broker.shard, context.coordination.producers, partition, offset)
                 answer["low_watermark"] = log.start_offset
             except HeadraceError as error:
                 answer["error_code"] = code_of(error)

@@ -1,12 +1,10 @@
 """Settings of groups under Kafka's names. They come into effect at once, for members that are there, too."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.broker.groups.config import DEFAULTS
 from headrace.errors import InvalidInput
-
-if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaListener
+from headrace.listeners.kafka.context import KafkaContext
 
 SET, DELETE = 0, 1
 Kind = type[int] | type[str] | type[bool]
@@ -49,8 +47,8 @@ class Found(NamedTuple):
     kind: Kind
 
 
-def found(listener: "KafkaListener", group_id: str) -> list[Found]:
-    settings = listener.coordination.shares.settings_of(group_id)
+def found(context: KafkaContext, group_id: str) -> list[Found]:
+    settings = context.coordination.shares.settings_of(group_id)
     values = [(name, one, getattr(settings, one.field)) for name, one in SETTINGS.items()]
     told = [Found(name, shown(value), value == getattr(DEFAULTS, one.field), one.kind) for name, one, value in values]
     return sorted([*told, *(Found(name, value, True, kind) for name, (value, kind) in FIXED.items())])
@@ -80,7 +78,7 @@ def check_fixed(name: str, value: str | None) -> None:
         raise InvalidInput(f"{given} is not between 0 and {INTERVAL_MS_MAX}")
 
 
-async def alter(listener: "KafkaListener", group_id: str, given: Any, *, replaces: bool, validate_only: bool) -> None:
+async def alter(context: KafkaContext, group_id: str, given: Any, *, replaces: bool, validate_only: bool) -> None:
     """All of it or, where something is wrong, nothing."""
     values: dict[str, Any] = dict.fromkeys(one.field for one in SETTINGS.values()) if replaces else {}
     for one in given:
@@ -95,7 +93,7 @@ async def alter(listener: "KafkaListener", group_id: str, given: Any, *, replace
         if setting is None:
             raise InvalidInput(f"Unknown group config name: {one.name}")
         values[setting.field] = None if value is None else parse(one.name, setting.kind, value)
-    shares = listener.coordination.shares
+    shares = context.coordination.shares
     if validate_only:
         shares.settings_of(group_id).changed(values)
     else:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.broker.groups.consumer.group import (
     JOIN_EPOCH,
@@ -12,23 +12,21 @@ from headrace.broker.groups.consumer.group import (
     Heartbeat,
 )
 from headrace.errors import GroupNotFound, HeadraceError, InvalidInput, StreamNotFound
-from headrace.listeners.kafka.auth import access, operations
+from headrace.listeners.kafka.auth import operations
 from headrace.listeners.kafka.auth.access import AnyUser
+from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.errors import Code, code_of, group_code
 from headrace.listeners.kafka.groups.classic import described, future_answer, group_refused, is_share_group
 from headrace.listeners.kafka.request_pipeline import Request
 from headrace.wire.kafka.metadata import UNKNOWN_OPERATIONS
-
-if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaListener
 
 CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
 OWN_ID_SINCE = 1
 NOT_SAID = -1
 
 
-async def consumer_group_heartbeat(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    groups = listener.coordination.groups
+async def consumer_group_heartbeat(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    groups = context.coordination.groups
     names = fields.subscribed_topic_names
     known = request.connection.access
     beat = Heartbeat(
@@ -42,15 +40,15 @@ async def consumer_group_heartbeat(listener: "KafkaListener", request: Request, 
         topics=frozenset(names) if names is not None else None,
         pattern=fields.subscribed_topic_regex,
         assignor=fields.server_assignor,
-        owned=owned_partitions(listener, fields.topic_partitions),
+        owned=owned_partitions(context, fields.topic_partitions),
         may_read=known.reads.shows if known is not None else None,
     )
     try:
         check_beat(request.version, fields)
-        if is_share_group(listener, fields.group_id):
+        if is_share_group(context, fields.group_id):
             raise GroupNotFound(fields.group_id)  # as a consumer group
         answer = groups.heartbeat(fields.group_id, beat)
-        future, done = future_answer(listener)
+        future, done = future_answer(context)
         groups.when_kept(fields.group_id, done)
         failed = await future
         if failed is not None:
@@ -66,7 +64,7 @@ async def consumer_group_heartbeat(listener: "KafkaListener", request: Request, 
         "heartbeat_interval": groups.told(fields.group_id).consumer_heartbeat_interval_ms,
     }
     if answer.assignment is not None:
-        values["assignment"] = {"topic_partitions": by_topic(listener, answer.assignment)}
+        values["assignment"] = {"topic_partitions": by_topic(context, answer.assignment)}
     return values
 
 
@@ -90,13 +88,13 @@ def check_beat(version: int, fields: Any) -> None:
         raise InvalidInput(f"MemberEpoch is {epoch}, but must be greater than or equal to {STATIC_LEAVE_EPOCH}.")
 
 
-def owned_partitions(listener: "KafkaListener", topics: Any) -> frozenset[tuple[str, int]] | None:
+def owned_partitions(context: KafkaContext, topics: Any) -> frozenset[tuple[str, int]] | None:
     if topics is None:
         return None
     owned: set[tuple[str, int]] = set()
     for topic in topics:
         try:
-            name = listener.topics.find(topic.topic_id).name
+            name = context.topics.find(topic.topic_id).name
         except StreamNotFound:
             continue  # deleted since
         owned.update((name, number) for number in topic.partitions)
@@ -104,7 +102,7 @@ def owned_partitions(listener: "KafkaListener", topics: Any) -> frozenset[tuple[
 
 
 def by_topic(
-    listener: "KafkaListener", partitions: Iterable[tuple[str, int]], *, names: bool = False
+    context: KafkaContext, partitions: Iterable[tuple[str, int]], *, names: bool = False
 ) -> list[dict[str, Any]]:
     grouped: dict[str, list[int]] = {}
     for name, number in sorted(partitions):
@@ -113,7 +111,7 @@ def by_topic(
     for name, numbers in grouped.items():
         try:
             topic: dict[str, Any] = {
-                "topic_id": listener.topics.id_of(listener.topics.find(name)),
+                "topic_id": context.topics.id_of(context.topics.find(name)),
                 "partitions": numbers,
             }
         except StreamNotFound:
@@ -124,18 +122,18 @@ def by_topic(
     return topics
 
 
-async def consumer_group_describe(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    allowed = access.of(listener, request)
-    describing = partial(describe, listener, allowed, fields.include_authorized_operations)
+async def consumer_group_describe(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    allowed = context.access_of(request)
+    describing = partial(describe, context, allowed, fields.include_authorized_operations)
     return {"groups": await described(describing, fields.group_ids)}
 
 
-def describe(listener: "KafkaListener", allowed: AnyUser, tells: bool, group_id: str) -> dict[str, Any]:
+def describe(context: KafkaContext, allowed: AnyUser, tells: bool, group_id: str) -> dict[str, Any]:
     answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
     refused = group_refused(allowed, group_id)
     if refused is not None:
         return {**answer, **refused}
-    group = listener.coordination.groups.find(group_id)
+    group = context.coordination.groups.find(group_id)
     if not isinstance(group, ConsumerGroup):
         message = f"Group {group_id} is not a consumer group."
         return {**answer, "error_code": Code.GROUP_ID_NOT_FOUND, "error_message": message}
@@ -156,9 +154,9 @@ def describe(listener: "KafkaListener", allowed: AnyUser, tells: bool, group_id:
                 "client_host": member.client_host,
                 "subscribed_topic_names": sorted(member.topics),
                 "subscribed_topic_regex": member.pattern or None,
-                "assignment": {"topic_partitions": by_topic(listener, member.assigned, names=True)},
+                "assignment": {"topic_partitions": by_topic(context, member.assigned, names=True)},
                 "target_assignment": {
-                    "topic_partitions": by_topic(listener, group.target.get(member.member_id, ()), names=True)
+                    "topic_partitions": by_topic(context, group.target.get(member.member_id, ()), names=True)
                 },
                 "member_type": CONSUMER_MEMBER if member.classic is None else CLASSIC_MEMBER,
             }

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.broker.groups.config import GroupConfig
 from headrace.broker.groups.share.groups import ShareGroup
@@ -21,30 +21,28 @@ from headrace.errors import (
     StreamNotFound,
 )
 from headrace.listeners.kafka.admin.topic_index import Topics
-from headrace.listeners.kafka.auth import access, operations
+from headrace.listeners.kafka.auth import operations
 from headrace.listeners.kafka.auth.access import AnyUser
+from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.errors import Code, code_of, group_code
 from headrace.listeners.kafka.groups.classic import described, group_refused
 from headrace.listeners.kafka.groups.consumer import by_topic
-from headrace.listeners.kafka.groups.share_sessions import FINAL, NEW, ShareSession, open_session, update
+from headrace.listeners.kafka.groups.share_sessions import FINAL, NEW, ShareSession
 from headrace.listeners.kafka.groups.share_wakeups import Arrivals, Key
 from headrace.listeners.kafka.request_pipeline import Request
 from headrace.record import codec
 from headrace.wire.kafka.metadata import UNKNOWN_OPERATIONS
-
-if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaListener
 
 RENEWS_FROM = 2  # ShareFetch may renew locks and do nothing else
 CHUNK_BYTES = 1 << 20
 ASSIGNOR = "simple"
 
 
-async def share_group_heartbeat(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    shares = listener.coordination.shares
+async def share_group_heartbeat(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    shares = context.coordination.shares
     names = fields.subscribed_topic_names
     try:
-        check_kind(listener, fields.group_id)
+        check_kind(context, fields.group_id)
         member, is_news = shares.heartbeat(
             fields.group_id,
             fields.member_id,
@@ -55,7 +53,7 @@ async def share_group_heartbeat(listener: "KafkaListener", request: Request, fie
             topics=frozenset(names) if names is not None else None,
         )
         if is_news:
-            await begin(listener, listener.topics, shares.group(fields.group_id), member.assigned)
+            await begin(context, context.topics, shares.group(fields.group_id), member.assigned)
     except HeadraceError as error:
         return {
             "error_code": group_code(code_of(error)),
@@ -69,40 +67,40 @@ async def share_group_heartbeat(listener: "KafkaListener", request: Request, fie
         "heartbeat_interval": shares.settings_of(fields.group_id).heartbeat_interval_ms,
     }
     if is_news:
-        values["assignment"] = {"topic_partitions": by_topic(listener, member.assigned)}
+        values["assignment"] = {"topic_partitions": by_topic(context, member.assigned)}
     return values
 
 
 async def begin(
-    listener: "KafkaListener", topics: Topics, group: ShareGroup, partitions: Iterable[tuple[str | bytes, int]]
+    context: KafkaContext, topics: Topics, group: ShareGroup, partitions: Iterable[tuple[str | bytes, int]]
 ) -> None:
     """Before a member hears of them: what comes from now on is the group's, whatever happens to the broker."""
     logs = []
     for topic, number in partitions:
         with contextlib.suppress(StreamNotFound, PartitionNotFound, AccessRefused):  # deleted meanwhile, or not for it
             logs.append(topics.partition(topic, number).log)
-    await listener.coordination.shares.begin(group, logs)
+    await context.coordination.shares.begin(group, logs)
 
 
-def check_kind(listener: "KafkaListener", group_id: str) -> None:
+def check_kind(context: KafkaContext, group_id: str) -> None:
     """A group stays what it is until it is deleted."""
-    known = listener.coordination
+    known = context.coordination
     if known.groups.exists(group_id) and known.shares.find(group_id) is None:
         raise GroupNotFound(group_id)  # as a share group
 
 
-async def share_group_describe(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    allowed = access.of(listener, request)
-    describing = partial(describe, listener, allowed, fields.include_authorized_operations)
+async def share_group_describe(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    allowed = context.access_of(request)
+    describing = partial(describe, context, allowed, fields.include_authorized_operations)
     return {"groups": await described(describing, fields.group_ids)}
 
 
-def describe(listener: "KafkaListener", allowed: AnyUser, tells: bool, group_id: str) -> dict[str, Any]:
+def describe(context: KafkaContext, allowed: AnyUser, tells: bool, group_id: str) -> dict[str, Any]:
     answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
     refused = group_refused(allowed, group_id)
     if refused is not None:
         return {**answer, **refused}
-    group = listener.coordination.shares.find(group_id)
+    group = context.coordination.shares.find(group_id)
     if group is None:
         message = f"Group {group_id} is not a share group."
         return {**answer, "error_code": Code.GROUP_ID_NOT_FOUND, "error_message": message}
@@ -121,7 +119,7 @@ def describe(listener: "KafkaListener", allowed: AnyUser, tells: bool, group_id:
                 "client_id": member.client_id,
                 "client_host": member.client_host,
                 "subscribed_topic_names": sorted(member.topics),
-                "assignment": {"topic_partitions": by_topic(listener, member.assigned, names=True)},
+                "assignment": {"topic_partitions": by_topic(context, member.assigned, names=True)},
             }
             for member in group.members.values()
         ],
@@ -129,10 +127,10 @@ def describe(listener: "KafkaListener", allowed: AnyUser, tells: bool, group_id:
 
 
 async def acknowledge_all(
-    listener: "KafkaListener", readable: Topics, group: ShareGroup, member_id: str, topics: Any
+    context: KafkaContext, readable: Topics, group: ShareGroup, member_id: str, topics: Any
 ) -> dict[Key, tuple[Code, str | None]]:
     """Settles what the request says; an answer for each partition that said something."""
-    shares = listener.coordination.shares
+    shares = context.coordination.shares
     results: dict[Key, tuple[Code, str | None]] = {}
     changed: list[int] = []
     is_news = False
@@ -171,59 +169,59 @@ def acknowledge(share: SharePartition, member_id: str, batches: Any, deadline: f
         share.acknowledge(member_id, first, last, types, deadline)
 
 
-async def share_acknowledge(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def share_acknowledge(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     if fields.share_session_epoch == NEW:  # sessions begin with a fetch
         return {"error_code": Code.INVALID_SHARE_SESSION_EPOCH}
-    session, code = open_session(listener, request.connection, fields)
+    session, code = context.share_sessions.open(request.connection.share_sessions, fields)
     if session is None:
         return {"error_code": code}
     try:
-        group = listener.coordination.shares.check_member(fields.group_id or "", fields.member_id or "")
+        group = context.coordination.shares.check_member(fields.group_id or "", fields.member_id or "")
     except HeadraceError as error:
         return {"error_code": code_of(error), "error_message": str(error)}
-    readable = access.of(listener, request).reads
-    results = await acknowledge_all(listener, readable, group, fields.member_id or "", fields.topics)
+    readable = context.access_of(request).reads
+    results = await acknowledge_all(context, readable, group, fields.member_id or "", fields.topics)
     if fields.share_session_epoch == FINAL:
-        listener.coordination.shares.release_member(group, fields.member_id or "")
+        context.coordination.shares.release_member(group, fields.member_id or "")
     topics: dict[bytes, list[dict[str, Any]]] = {}
     for (topic_id, number), (error_code, message) in results.items():
         topics.setdefault(topic_id, []).append(
             {"partition_index": number, "error_code": error_code, "error_message": message}
         )
     return {
-        "acquisition_lock_timeout": listener.coordination.shares.settings_of(group.group_id).lock_ms,
+        "acquisition_lock_timeout": context.coordination.shares.settings_of(group.group_id).lock_ms,
         "responses": [{"topic_id": topic_id, "partitions": parts} for topic_id, parts in topics.items()],
     }
 
 
-async def share_fetch(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def share_fetch(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     only_renews = request.version >= RENEWS_FROM and fields.is_renew_ack
     if only_renews and any((fields.max_wait, fields.min_bytes, fields.max_bytes, fields.max_records)):
         return {"error_code": Code.INVALID_REQUEST, "error_message": "a fetch that renews locks asks for nothing"}
-    session, code = open_session(listener, request.connection, fields)
+    session, code = context.share_sessions.open(request.connection.share_sessions, fields)
     if session is None:
         if code is Code.SHARE_SESSION_LIMIT_REACHED:  # as long as with nothing to read: it tries again at once
-            await asyncio.sleep(min(fields.max_wait, listener.config.read_wait_ms_max) / 1000)
+            await asyncio.sleep(min(fields.max_wait, context.config.read_wait_ms_max) / 1000)
         return {"error_code": code}
     member_id = fields.member_id or ""
-    shares = listener.coordination.shares
+    shares = context.coordination.shares
     try:
         group = shares.check_member(fields.group_id or "", member_id)
     except HeadraceError as error:
         return {"error_code": code_of(error), "error_message": str(error)}
-    if not update(listener, session, fields):
+    if not context.share_sessions.update(session, fields):
         return {"error_code": Code.SHARE_SESSION_LIMIT_REACHED}
-    readable = access.of(listener, request).reads
-    results = await acknowledge_all(listener, readable, group, member_id, fields.topics)
+    readable = context.access_of(request).reads
+    results = await acknowledge_all(context, readable, group, member_id, fields.topics)
     read: dict[Key, dict[str, Any]] = {}
     if fields.share_session_epoch == FINAL:
         shares.release_member(group, member_id)
     elif not only_renews:
         try:
-            await begin(listener, readable, group, session.wanted)
+            await begin(context, readable, group, session.wanted)
         except HeadraceError as error:
             return {"error_code": code_of(error), "error_message": str(error)}
-        read = await take(listener, request, group, session, member_id, fields)
+        read = await take(context, request, group, session, member_id, fields)
     return {
         "acquisition_lock_timeout": shares.settings_of(group.group_id).lock_ms,
         "responses": responses(results, read),
@@ -245,16 +243,16 @@ def responses(results: dict[Key, tuple[Code, str | None]], read: dict[Key, dict[
 
 
 async def take(
-    listener: "KafkaListener", request: Request, group: ShareGroup, session: ShareSession, member_id: str, fields: Any
+    context: KafkaContext, request: Request, group: ShareGroup, session: ShareSession, member_id: str, fields: Any
 ) -> dict[Key, dict[str, Any]]:
     """Records for the member, waiting for some as long as it is willing to."""
-    deadline = listener.loop.time() + min(fields.max_wait, listener.config.read_wait_ms_max) / 1000
+    deadline = context.loop.time() + min(fields.max_wait, context.config.read_wait_ms_max) / 1000
     arrivals: Arrivals | None = None
     try:
         while True:
-            if not listener.admits(request):  # while it waited
+            if not context.admits(request):  # while it waited
                 return {}
-            config = listener.coordination.shares.settings_of(group.group_id)
+            config = context.coordination.shares.settings_of(group.group_id)
             if arrivals is not None and arrivals.committed is config.reads_committed:
                 keys = arrivals.among(session.wanted)
             else:
@@ -262,9 +260,9 @@ async def take(
                     arrivals.close()
                 arrivals, keys = Arrivals(group, committed=config.reads_committed), list(session.wanted)
             # Before the look: reading from disk takes a while, and what comes in the meantime is not seen any more.
-            watch(listener, arrivals, keys, config)
-            read = await take_loaded(listener, request, group, keys, session, member_id, fields)
-            left_s = deadline - listener.loop.time()
+            watch(context, arrivals, keys, config)
+            read = await take_loaded(context, request, group, keys, session, member_id, fields)
+            left_s = deadline - context.loop.time()
             if read or left_s <= 0 or request.connection.is_closed:
                 return read
             await arrivals.wait(left_s)
@@ -273,15 +271,15 @@ async def take(
             arrivals.close()
 
 
-def watch(listener: "KafkaListener", arrivals: Arrivals, keys: Iterable[Key], config: GroupConfig) -> None:
+def watch(context: KafkaContext, arrivals: Arrivals, keys: Iterable[Key], config: GroupConfig) -> None:
     for key in keys:
         with contextlib.suppress(HeadraceError):
-            partition = listener.topics.partition(*key)
+            partition = context.topics.partition(*key)
             arrivals.watch(key, partition, end_of(partition, config))
 
 
 async def take_loaded(
-    listener: "KafkaListener",
+    context: KafkaContext,
     request: Request,
     group: ShareGroup,
     keys: Iterable[Key],
@@ -289,10 +287,10 @@ async def take_loaded(
     member_id: str,
     fields: Any,
 ) -> dict[Key, dict[str, Any]]:
-    shares = listener.coordination.shares
-    topics = access.of(listener, request).reads
+    shares = context.coordination.shares
+    topics = context.access_of(request).reads
     room = max(1, fields.max_records) if fields.max_records else 500
-    bytes_max = bytes_left = min(fields.max_bytes, listener.config.read_bytes_max)
+    bytes_max = bytes_left = min(fields.max_bytes, context.config.read_bytes_max)
     read: dict[Key, dict[str, Any]] = {}
     for key in keys:
         if room <= 0 or bytes_left <= 0:
@@ -300,7 +298,7 @@ async def take_loaded(
         try:
             partition = topics.partition(*key)
             share = shares.partition(group, partition.log)
-            find = partial(_next_chunk, listener, partition, share, min(CHUNK_BYTES, bytes_left))
+            find = partial(_next_chunk, context, partition, share, min(CHUNK_BYTES, bytes_left))
             found = await when_loaded(find)
             if request.connection.is_closed:
                 break  # while it was read: nobody would give back what it takes now
@@ -320,8 +318,8 @@ async def take_loaded(
         data = chunk.data if taken[-1].last + 1 >= chunk.next_offset else batches_until(chunk.data, taken[-1].last)
         room -= count
         bytes_left -= len(data)
-        listener.stats.messages_out += count
-        listener.stats.bytes_out += len(data)
+        context.stats.messages_out += count
+        context.stats.bytes_out += len(data)
         read[key] = {
             "records": data,
             "acquired_records": [
@@ -350,11 +348,11 @@ def batches_until(data: Any, last: int) -> Any:
 
 
 def _next_chunk(
-    listener: "KafkaListener", partition: Partition, share: SharePartition, bytes_max: int
+    context: KafkaContext, partition: Partition, share: SharePartition, bytes_max: int
 ) -> tuple[int, Any] | None:
     """Asked anew after waiting for the disk: another member may have taken what was available."""
     log, reads_committed = partition.log, share.settings.reads_committed
-    aborted = listener.coordination.producers.aborted(log) if reads_committed else NO_ABORTS
+    aborted = context.coordination.producers.aborted(log) if reads_committed else NO_ABORTS
     while True:
         end = end_of(partition, share.settings)
         first = share.available(log.start_offset, end)
