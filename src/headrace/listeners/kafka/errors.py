@@ -105,6 +105,24 @@ class NotDeleted(errors.InvalidInput):
     """Records of a topic that deletes none."""
 
 
+class FencedLeaderEpoch(errors.InvalidInput):
+    """The client knows an older leader epoch than the log's."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(f"leader epoch {epoch} is over")
+
+
+class UnknownLeaderEpoch(errors.InvalidInput):
+    """The client knows a newer leader epoch than the log's."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(f"leader epoch {epoch} has not begun")
+
+
+class UnsupportedVersion(errors.InvalidInput):
+    """A value that this version of the request does not have."""
+
+
 class TopicRefused(errors.AccessRefused):
     """The user has not the right that this takes on the topic."""
 
@@ -124,6 +142,9 @@ class ClusterRefused(errors.AccessRefused):
 CODES: dict[type[errors.HeadraceError], Code] = {
     TopicCollides: Code.INVALID_TOPIC,
     NotDeleted: Code.POLICY_VIOLATION,
+    FencedLeaderEpoch: Code.FENCED_LEADER_EPOCH,
+    UnknownLeaderEpoch: Code.UNKNOWN_LEADER_EPOCH,
+    UnsupportedVersion: Code.UNSUPPORTED_VERSION,
     TopicRefused: Code.TOPIC_AUTHORIZATION_FAILED,
     GroupRefused: Code.GROUP_AUTHORIZATION_FAILED,
     TransactionRefused: Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,

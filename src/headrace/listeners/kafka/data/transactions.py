@@ -19,8 +19,9 @@ from headrace.errors import (
 )
 from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.errors import Code, code_of, group_code
-from headrace.listeners.kafka.groups.classic import is_share_group
+from headrace.listeners.kafka.groups.common import is_share_group
 from headrace.listeners.kafka.groups.offsets import collect, fail_all
+from headrace.listeners.kafka.per_partition import per_partition
 from headrace.listeners.kafka.request_pipeline import Request
 
 ABORTABLE_SINCE = 4  # of TxnOffsetCommit: those who send it abort when told so, where INVALID_TXN_STATE ends them
@@ -216,24 +217,18 @@ async def list_transactions(context: KafkaContext, request: Request, fields: Any
 
 async def describe_producers(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     readable = context.access_of(request).reads
-    topics = []
-    turns = YieldEvery()
-    seen: set[tuple[str, int]] = set()  # each has thousands of producers, perhaps, and is told of once
+    seen: set[tuple[str, int]] = set()  # a partition may have thousands of producers: each is described once
     for topic in fields.topics:
-        parts = []
-        async for number in turns.each(topic.partition_indexes):
-            if (topic.name, number) in seen:
-                continue
-            seen.add((topic.name, number))
-            answer: dict[str, Any] = {"partition_index": number}
-            try:
-                known = context.coordination.producers.of(readable.partition(topic.name, number).log)
-                active = known.producers.values() if known is not None else ()
-                answer["active_producers"] = [describe_producer(one) for one in active]
-            except HeadraceError as error:
-                answer.update(error_code=code_of(error), error_message=str(error))
-            parts.append(answer)
-        topics.append({"name": topic.name, "partitions": parts})
+        numbers = dict.fromkeys(topic.partition_indexes)
+        topic.partition_indexes = [number for number in numbers if (topic.name, number) not in seen]
+        seen.update((topic.name, number) for number in numbers)
+
+    async def describe(topic: Any, number: int) -> dict[str, Any]:
+        known = context.coordination.producers.of(readable.partition(topic.name, number).log)
+        active = known.producers.values() if known is not None else ()
+        return {"active_producers": [describe_producer(one) for one in active]}
+
+    topics = await per_partition(fields.topics, describe, partitions_field="partition_indexes", has_message=True)
     return {"topics": topics}
 
 

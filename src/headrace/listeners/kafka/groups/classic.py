@@ -1,7 +1,5 @@
 """The classic group protocol at the listener: who joins, syncs, beats and leaves; and groups for those who look."""
 
-import asyncio
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,7 +8,6 @@ from headrace.broker.groups.classic.group import ClassicGroup
 from headrace.broker.groups.classic.members import GroupState, Join, Joined, Synced
 from headrace.broker.groups.coordinator import Listed, check_group_id
 from headrace.errors import (
-    AccessRefused,
     GroupKindMismatch,
     HeadraceError,
     InconsistentProtocol,
@@ -18,32 +15,19 @@ from headrace.errors import (
     InvalidInput,
     MemberIdRequired,
 )
-from headrace.listeners.kafka.auth import operations
-from headrace.listeners.kafka.auth.access import AnyUser
 from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.errors import Code, code_of, group_code
+from headrace.listeners.kafka.groups.common import (
+    describe_each,
+    future_and_callback,
+    is_share_group,
+    not_found,
+)
 from headrace.listeners.kafka.request_pipeline import Request
-from headrace.wire.kafka.metadata import UNKNOWN_OPERATIONS
 
 GROUP, TRANSACTION = 0, 1
-SYNC_SAYS_PROTOCOL = 5
-
-
-def future_answer(context: KafkaContext) -> tuple["asyncio.Future[Any]", Callable[[Any], None]]:
-    """A future and the callback that resolves it, with a result or an error as a result."""
-    future: asyncio.Future[Any] = context.loop.create_future()
-
-    def answer(value: Any) -> None:
-        if not future.done():
-            future.set_result(value)
-
-    return future, answer
-
-
-def is_share_group(context: KafkaContext, group_id: str) -> bool:
-    """And not one of another kind: a group stays what it is until it is deleted."""
-    known = context.coordination
-    return known.shares.find(group_id) is not None and not known.groups.exists(group_id)
+SYNC_NAMES_PROTOCOL_FROM = 5
+NOT_FOUND_FROM = 6  # before, DescribeGroups calls a missing group Dead
 
 
 async def find_coordinator(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
@@ -85,11 +69,11 @@ async def join_group(context: KafkaContext, request: Request, fields: Any) -> di
         id_required=request.version >= 4,
         can_skip_assignment=request.version >= 9,
     )
-    future, answer = future_answer(context)
+    future, resolve = future_and_callback(context)
     try:
         if is_share_group(context, fields.group_id):
             raise GroupKindMismatch(f"{fields.group_id!r} is a share group")
-        context.coordination.groups.join(fields.group_id, join, answer)
+        context.coordination.groups.join(fields.group_id, join, resolve)
         joined = await future
         if isinstance(joined, HeadraceError):
             raise joined
@@ -118,9 +102,9 @@ def join_refused(request: Request, code: Code, member_id: str) -> dict[str, Any]
 
 
 async def sync_group(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
-    future, answer = future_answer(context)
+    future, resolve = future_and_callback(context)
     try:
-        if request.version >= SYNC_SAYS_PROTOCOL and None in (fields.protocol_type, fields.protocol_name):
+        if request.version >= SYNC_NAMES_PROTOCOL_FROM and None in (fields.protocol_type, fields.protocol_name):
             raise InconsistentProtocol("which protocol it is that the member syncs in, it must say")
         context.coordination.groups.known_classic(fields.group_id).sync(
             fields.member_id,
@@ -129,7 +113,7 @@ async def sync_group(context: KafkaContext, request: Request, fields: Any) -> di
             fields.protocol_type,
             fields.protocol_name,
             {one.member_id: one.assignment for one in fields.assignments},
-            answer,
+            resolve,
         )
         synced = await future
         if isinstance(synced, HeadraceError):
@@ -201,39 +185,22 @@ def share_groups(context: KafkaContext) -> list[Listed]:
 
 
 async def describe_groups(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
-    describe = partial(describe_group, context, request, fields.include_authorized_operations)
-    return {"groups": await described(describe, fields.groups)}
+    describe = partial(describe_group, context, request.version)
+    with_operations = fields.include_authorized_operations
+    return await describe_each(context, request, fields.groups, describe, with_operations=with_operations)
 
 
-async def described(describe: Callable[[str], dict[str, Any]], group_ids: list[str]) -> list[dict[str, Any]]:
-    """Each once: a request has room for the name of a large group thousands of times, and memory for none of that."""
-    return await YieldEvery().map(describe, list(dict.fromkeys(group_ids)))
-
-
-def describe_group(context: KafkaContext, request: Request, tells: bool, group_id: str) -> dict[str, Any]:
-    """`tells` what may be done with it, too."""
-    allowed = context.access_of(request)
-    answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
-    refused = group_refused(allowed, group_id)
-    if refused is not None:
-        return {**answer, **refused}
-    answer["authorized_operations"] = operations.on_group(allowed, group_id, asked=tells)
+def describe_group(context: KafkaContext, version: int, group_id: str) -> dict[str, Any]:
     groups = context.coordination.groups
     group = groups.find(group_id)
     if not isinstance(group, ClassicGroup):
         if group is None and groups.exists(group_id):
-            return {**answer, "group_state": GroupState.EMPTY.value}
+            return {"group_state": GroupState.EMPTY.value}
         is_other = group is not None or is_share_group(context, group_id)
-        why = "is not a classic group" if is_other else "not found"
-        missing = {
-            "error_code": Code.GROUP_ID_NOT_FOUND,
-            "error_message": f"Group {group_id} {why}.",
-            "authorized_operations": UNKNOWN_OPERATIONS,
-        }
-        return {**answer, **(missing if request.version >= 6 else {}), "group_state": "Dead"}
+        missing = not_found(group_id, "is not a classic group" if is_other else "not found")
+        return {**(missing if version >= NOT_FOUND_FROM else {}), "group_state": "Dead"}
     is_stable = group.state is GroupState.STABLE
     return {
-        **answer,
         "group_state": group.state.value,
         "protocol_type": group.protocol_type,
         "protocol_data": group.protocol if is_stable else "",
@@ -251,28 +218,19 @@ def describe_group(context: KafkaContext, request: Request, tells: bool, group_i
     }
 
 
-def group_refused(allowed: AnyUser, group_id: str) -> dict[str, Any] | None:
-    """What a description says in the place of everything else."""
-    try:
-        allowed.group(group_id)
-    except AccessRefused as error:
-        return {"error_code": code_of(error), "error_message": str(error)}
-    return None
-
-
 async def delete_groups(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     allowed = context.access_of(request)
     results = []
     async for group_id in YieldEvery().each(dict.fromkeys(fields.groups_names)):
         answer: dict[str, Any] = {"group_id": group_id}
-        future, done = future_answer(context)
+        future, resolve = future_and_callback(context)
         try:
             allowed.group(group_id)
             if context.coordination.shares.find(group_id) is not None:
                 await context.coordination.shares.delete(group_id)
                 results.append(answer)
                 continue
-            context.coordination.groups.delete(group_id, done)
+            context.coordination.groups.delete(group_id, resolve)
             error = await future
             if error is not None:
                 raise error

@@ -12,13 +12,10 @@ from headrace.broker.groups.consumer.group import (
     Heartbeat,
 )
 from headrace.errors import GroupNotFound, HeadraceError, InvalidInput, StreamNotFound
-from headrace.listeners.kafka.auth import operations
-from headrace.listeners.kafka.auth.access import AnyUser
 from headrace.listeners.kafka.context import KafkaContext
-from headrace.listeners.kafka.errors import Code, code_of, group_code
-from headrace.listeners.kafka.groups.classic import described, future_answer, group_refused, is_share_group
+from headrace.listeners.kafka.errors import code_of, group_code
+from headrace.listeners.kafka.groups.common import describe_each, future_and_callback, is_share_group, not_found
 from headrace.listeners.kafka.request_pipeline import Request
-from headrace.wire.kafka.metadata import UNKNOWN_OPERATIONS
 
 CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
 OWN_ID_SINCE = 1
@@ -48,8 +45,8 @@ async def consumer_group_heartbeat(context: KafkaContext, request: Request, fiel
         if is_share_group(context, fields.group_id):
             raise GroupNotFound(fields.group_id)  # as a consumer group
         answer = groups.heartbeat(fields.group_id, beat)
-        future, done = future_answer(context)
-        groups.when_kept(fields.group_id, done)
+        future, resolve = future_and_callback(context)
+        groups.when_kept(fields.group_id, resolve)
         failed = await future
         if failed is not None:
             raise failed
@@ -123,23 +120,16 @@ def by_topic(
 
 
 async def consumer_group_describe(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
-    allowed = context.access_of(request)
-    describing = partial(describe, context, allowed, fields.include_authorized_operations)
-    return {"groups": await described(describing, fields.group_ids)}
+    with_operations = fields.include_authorized_operations
+    describing = partial(describe, context)
+    return await describe_each(context, request, fields.group_ids, describing, with_operations=with_operations)
 
 
-def describe(context: KafkaContext, allowed: AnyUser, tells: bool, group_id: str) -> dict[str, Any]:
-    answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
-    refused = group_refused(allowed, group_id)
-    if refused is not None:
-        return {**answer, **refused}
+def describe(context: KafkaContext, group_id: str) -> dict[str, Any]:
     group = context.coordination.groups.find(group_id)
     if not isinstance(group, ConsumerGroup):
-        message = f"Group {group_id} is not a consumer group."
-        return {**answer, "error_code": Code.GROUP_ID_NOT_FOUND, "error_message": message}
-    answer["authorized_operations"] = operations.on_group(allowed, group_id, asked=tells)
+        return not_found(group_id, "is not a consumer group")
     return {
-        **answer,
         "group_state": group.state,
         "group_epoch": group.epoch,
         "assignment_epoch": group.target_epoch,

@@ -26,7 +26,7 @@ from headrace.listeners.kafka.admin.topic_index import Topics
 from headrace.listeners.kafka.auth.access import AnyUser
 from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.errors import Code, code_of, group_code
-from headrace.listeners.kafka.groups.classic import future_answer, is_share_group
+from headrace.listeners.kafka.groups.common import future_and_callback, is_share_group
 from headrace.listeners.kafka.request_pipeline import Request
 
 BY_ID_FROM = 10  # OffsetCommit and OffsetFetch name topics by id from this version on
@@ -110,8 +110,8 @@ async def offset_commit(context: KafkaContext, request: Request, fields: Any) ->
             fields.group_id, fields.member_id, fields.group_instance_id, fields.generation_id_or_member_epoch
         )
         if entries:
-            future, done = future_answer(context)
-            groups.commit(entries, done)
+            future, resolve = future_and_callback(context)
+            groups.commit(entries, resolve)
             error = await future
             if error is not None:
                 raise error
@@ -162,8 +162,8 @@ async def offset_fetch(context: KafkaContext, request: Request, fields: Any) -> 
 
 async def commits_seen(context: KafkaContext, group_id: str) -> None:
     """Kafka answers one request of a connection after the other, so that this one sees a commit before it."""
-    future, done = future_answer(context)
-    context.coordination.groups.offsets.when_seen(group_id, lambda: done(None))
+    future, resolve = future_and_callback(context)
+    context.coordination.groups.offsets.when_seen(group_id, lambda: resolve(None))
     await future
 
 
@@ -289,8 +289,8 @@ async def offset_delete(context: KafkaContext, request: Request, fields: Any) ->
                 gone.append((topic.name, one.partition_index))
             parts.append({"partition_index": one.partition_index, "error_code": code})
         answers.append({"name": topic.name, "partitions": parts})
-    future, done = future_answer(context)
-    groups.offsets.delete(fields.group_id, gone, done)
+    future, resolve = future_and_callback(context)
+    groups.offsets.delete(fields.group_id, gone, resolve)
     error = await future
     if error is not None:
         return {"error_code": code_of(error)}

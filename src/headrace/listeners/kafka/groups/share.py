@@ -21,17 +21,14 @@ from headrace.errors import (
     StreamNotFound,
 )
 from headrace.listeners.kafka.admin.topic_index import Topics
-from headrace.listeners.kafka.auth import operations
-from headrace.listeners.kafka.auth.access import AnyUser
 from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.errors import Code, code_of, group_code
-from headrace.listeners.kafka.groups.classic import described, group_refused
+from headrace.listeners.kafka.groups.common import describe_each, not_found
 from headrace.listeners.kafka.groups.consumer import by_topic
 from headrace.listeners.kafka.groups.share_sessions import FINAL, NEW, ShareSession
 from headrace.listeners.kafka.groups.share_wakeups import Arrivals, Key
 from headrace.listeners.kafka.request_pipeline import Request
 from headrace.record import codec
-from headrace.wire.kafka.metadata import UNKNOWN_OPERATIONS
 
 RENEWS_FROM = 2  # ShareFetch may renew locks and do nothing else
 CHUNK_BYTES = 1 << 20
@@ -90,23 +87,16 @@ def check_kind(context: KafkaContext, group_id: str) -> None:
 
 
 async def share_group_describe(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
-    allowed = context.access_of(request)
-    describing = partial(describe, context, allowed, fields.include_authorized_operations)
-    return {"groups": await described(describing, fields.group_ids)}
+    with_operations = fields.include_authorized_operations
+    describing = partial(describe, context)
+    return await describe_each(context, request, fields.group_ids, describing, with_operations=with_operations)
 
 
-def describe(context: KafkaContext, allowed: AnyUser, tells: bool, group_id: str) -> dict[str, Any]:
-    answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
-    refused = group_refused(allowed, group_id)
-    if refused is not None:
-        return {**answer, **refused}
+def describe(context: KafkaContext, group_id: str) -> dict[str, Any]:
     group = context.coordination.shares.find(group_id)
     if group is None:
-        message = f"Group {group_id} is not a share group."
-        return {**answer, "error_code": Code.GROUP_ID_NOT_FOUND, "error_message": message}
-    answer["authorized_operations"] = operations.on_group(allowed, group_id, asked=tells)
+        return not_found(group_id, "is not a share group")
     return {
-        **answer,
         "group_state": group.state,
         "group_epoch": group.epoch,
         "assignment_epoch": group.epoch,
