@@ -1,30 +1,17 @@
 """What administrators are told when they are wrong: the codes that Apache Kafka 4.3.1 gave to the same requests."""
 
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from headrace.listeners.kafka.admin.configs import APPEND, DELETE, GROUP, SUBTRACT, TOPIC
 from headrace.listeners.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.schema import NO_UUID
-from tests.listeners.kafka.world import Client, World, world_at
+from tests.listeners.kafka.world import Client, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(world: World) -> Client:
-    return await world.client()
 
 
 async def create(client: Client, *configs: tuple[str, str], validate_only: bool = True) -> SimpleNamespace:

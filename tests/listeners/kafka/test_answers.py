@@ -2,13 +2,12 @@
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from headrace.broker.streams.partition import Partition, ReadWaits
 from headrace.errors import StorageFailed
@@ -23,17 +22,6 @@ from tests.listeners.kafka.world import Client, Closed, World, batch, world_at
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(world: World) -> Client:
-    return await world.client()
 
 
 async def offset_at(client: Client, topic: str, timestamp: int, isolation: int = 0) -> tuple[int, int]:

@@ -4,11 +4,9 @@ checklist of bad input)."""
 import asyncio
 import itertools
 import struct
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.listeners.kafka import context
@@ -16,21 +14,13 @@ from headrace.listeners.kafka.data import fetch, fetch_sessions
 from headrace.listeners.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.schema import request_entity
-from tests.listeners.kafka.world import SECONDS, Client, World, alive, batch, make, world_at, written
+from tests.listeners.kafka.world import SECONDS, Client, World, alive, batch, make, written
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("no_bug")]
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        await opened.topic("t")
-        yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(world: World) -> Client:
-    return await world.client()
+async def prepare(world: World) -> None:
+    await world.topic("t")
 
 
 async def test_a_fetch_of_everything_is_bounded(world: World, client: Client) -> None:

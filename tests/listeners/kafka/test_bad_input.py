@@ -3,11 +3,9 @@
 import asyncio
 import struct
 import tracemalloc
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from headrace.listeners.kafka.errors import Code
 from headrace.record.batch.crc32c import crc32c
@@ -25,22 +23,17 @@ from headrace.record.layout import (
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.codec import decode
 from headrace.wire.kafka.schema import response_struct
-from tests.listeners.kafka.world import SECONDS, Client, World, alive, batch, world_at
+from tests.listeners.kafka.world import SECONDS, Client, World, alive, batch
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("no_bug")]
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker"), decompressed_bytes_max=1 << 20) as opened:
-        await opened.topic("t")
-        await opened.topic("small", batch_bytes_max=2000)
-        yield opened
+SETTINGS = {"decompressed_bytes_max": 1 << 20}
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(world: World) -> Client:
-    return await world.client()
+async def prepare(world: World) -> None:
+    await world.topic("t")
+    await world.topic("small", batch_bytes_max=2000)
 
 
 # 15. The size of a request.

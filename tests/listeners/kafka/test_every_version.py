@@ -3,15 +3,13 @@
 import dataclasses
 import logging
 import typing
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from headrace.wire.kafka.apis import VERSIONS, Api
 from headrace.wire.kafka.schema import request_entity, shape_of
-from tests.listeners.kafka.world import World, batch, make, world_at, written
+from tests.listeners.kafka.world import World, batch, make, written
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TOPIC = "t"
@@ -134,11 +132,8 @@ FILLED: dict[Api, dict[str, Any]] = {
 }
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        await opened.topic(TOPIC)
-        yield opened
+async def prepare(world: World) -> None:
+    await world.topic(TOPIC)
 
 
 def only_known(schema: Any, fields: dict[str, Any]) -> dict[str, Any]:

@@ -1,31 +1,21 @@
 """What members of groups are told when they are wrong: the codes that Apache Kafka 4.3.1 gave to the same requests."""
 
 import struct
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from headrace.listeners.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
-from tests.listeners.kafka.world import Client, World, world_at
+from tests.listeners.kafka.world import Client, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 JOIN: dict[str, Any] = {"rebalance_timeout": 5000, "subscribed_topic_names": ["t"], "topic_partitions": []}
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        await opened.topic("t", 2)
-        yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(world: World) -> Client:
-    return await world.client()
+async def prepare(world: World) -> None:
+    await world.topic("t", 2)
 
 
 async def join(client: Client, group: str, metadata: bytes = b"") -> SimpleNamespace:

@@ -30,15 +30,12 @@ WRONG = "Authentication failed: Invalid username or password"
 SASL = {Api.API_VERSIONS, Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE}
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+async def prepare(world: World) -> None:
     """With users, and without guest: nobody is let in because of where they are."""
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        await opened.topic("t")
-        await add(opened, "ann")
-        await add(opened, "bob")
-        await opened.broker.users.remove_user(GUEST)
-        yield opened
+    await world.topic("t")
+    await add(world, "ann")
+    await add(world, "bob")
+    await world.broker.users.remove_user(GUEST)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -47,11 +44,6 @@ async def fresh(tmp_path: Path) -> AsyncIterator[World]:
     async with world_at(tmp_path) as opened:
         await opened.topic("t")
         yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(world: World) -> Client:
-    return await world.client()
 
 
 @pytest.fixture(autouse=True)

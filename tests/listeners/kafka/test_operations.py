@@ -1,11 +1,7 @@
 """What may be done with topics, groups and the broker, for those who ask. Of an open broker: as Apache Kafka 4.3.1 has
 said it, without an authorizer."""
 
-from collections.abc import AsyncIterator
-
 import pytest
-import pytest_asyncio
-
 from headrace.listeners.kafka.auth.operations import (
     ALTER,
     ALTER_CONFIGS,
@@ -17,26 +13,19 @@ from headrace.listeners.kafka.auth.operations import (
     READ,
     WRITE,
 )  # fmt: skip
+
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.metadata import UNKNOWN_OPERATIONS
 from tests.listeners.kafka.group_members import beat_consumer, beat_share, commit
 from tests.listeners.kafka.logins import add, allow, logged_in
-from tests.listeners.kafka.world import Client, World, world_at
+from tests.listeners.kafka.world import Client, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ON_TOPIC, ON_GROUP, ON_CLUSTER = 3576, 3400, 8096
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        await opened.topic("t")
-        yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(world: World) -> Client:
-    return await world.client()
+async def prepare(world: World) -> None:
+    await world.topic("t")
 
 
 async def of_topic(client: Client, version: int, *, every: bool = False, ask: bool = True) -> tuple[int, int]:

@@ -5,12 +5,11 @@ import contextlib
 import gc
 import struct
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from headrace.listeners.kafka.connection import Connection
 from headrace.listeners.kafka.dispatch import HANDLERS
@@ -18,7 +17,7 @@ from headrace.listeners.kafka.request_pipeline import Request
 from headrace.log.disk.disk import RealDisk
 from headrace.log.read.file_range import FileRange
 from headrace.wire.kafka.apis import Api
-from tests.listeners.kafka.world import World, world_at
+from tests.listeners.kafka.world import World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ANSWER_BYTES_AHEAD = 1 << 20
@@ -55,12 +54,6 @@ class Wire:
 
     def get_write_buffer_size(self) -> int:
         return 0
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        yield opened
 
 
 @pytest.fixture

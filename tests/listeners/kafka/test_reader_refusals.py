@@ -1,28 +1,15 @@
 """What readers are told at the edges: the answers that Apache Kafka 4.3.1 gave to the same requests."""
 
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from headrace.listeners.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
-from tests.listeners.kafka.world import Client, World, batch, world_at
+from tests.listeners.kafka.world import Client, World, batch
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(world: World) -> Client:
-    return await world.client()
 
 
 async def end_of_epoch(client: Client, topic: str, epoch: int) -> tuple[int, int, int]:

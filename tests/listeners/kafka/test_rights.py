@@ -1,7 +1,7 @@
 """What a user may do at the Kafka listener: every API, with each right alone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ from headrace.wire.kafka.apis import VERSIONS, Api
 from headrace.wire.kafka.schema import request_entity
 from tests.listeners.kafka.logins import add, allow, logged_in
 from tests.listeners.kafka.test_every_version import FILLED, TOPIC, only_known
-from tests.listeners.kafka.world import Client, World, batch, world_at
+from tests.listeners.kafka.world import Client, World, batch
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TOPIC_REFUSED, GROUP_REFUSED = Code.TOPIC_AUTHORIZATION_FAILED, Code.GROUP_AUTHORIZATION_FAILED
@@ -93,14 +93,11 @@ ASKED: dict[Api, dict[str, Any]] = {
 }
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        await opened.topic(TOPIC)
-        await add(opened, "root", tags="administrator")
-        await add(opened, "ann", permission=None)
-        await opened.broker.users.remove_user(GUEST)
-        yield opened
+async def prepare(world: World) -> None:
+    await world.topic(TOPIC)
+    await add(world, "root", tags="administrator")
+    await add(world, "ann", permission=None)
+    await world.broker.users.remove_user(GUEST)
 
 
 @pytest_asyncio.fixture(loop_scope="module")

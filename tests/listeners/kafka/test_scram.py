@@ -4,11 +4,10 @@ import base64
 import hashlib
 import logging
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
-import pytest_asyncio
 
 from headrace.broker.access import scram_keys
 from headrace.broker.access.users import GUEST
@@ -27,15 +26,12 @@ HEADER = "n,,"
 NONCE = "fyko+d2lbbFgONRv9qkxdawL"
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        await opened.topic("t")
-        await add(opened, "ann")
-        await add(opened, "a,b=c")
-        await add(opened, "root", tags="administrator")
-        await opened.broker.users.remove_user(GUEST)
-        yield opened
+async def prepare(world: World) -> None:
+    await world.topic("t")
+    await add(world, "ann")
+    await add(world, "a,b=c")
+    await add(world, "root", tags="administrator")
+    await world.broker.users.remove_user(GUEST)
 
 
 @pytest.fixture(autouse=True)

@@ -1,29 +1,16 @@
 """What a client sees that knows transaction.version 2 (KIP-890), and beside it one that does not."""
 
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from headrace.listeners.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
-from tests.listeners.kafka.world import Client, World, batch, world_at
+from tests.listeners.kafka.world import Client, World, batch
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LARGE = 4 << 20  # unfolds to more than is checked on the loop
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(world: World) -> Client:
-    return await world.client()
 
 
 async def init(client: Client, name: str) -> SimpleNamespace:
