@@ -2,18 +2,8 @@
 said it, without an authorizer."""
 
 import pytest
-from headrace.listeners.kafka.auth.operations import (
-    ALTER,
-    ALTER_CONFIGS,
-    CREATE,
-    DELETE,
-    DESCRIBE,
-    DESCRIBE_CONFIGS,
-    IDEMPOTENT_WRITE,
-    READ,
-    WRITE,
-)  # fmt: skip
 
+from headrace.listeners.kafka.auth.access import Operation
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.metadata import UNKNOWN_OPERATIONS
 from tests.listeners.kafka.group_members import beat_consumer, beat_share, commit
@@ -88,16 +78,16 @@ async def test_who_asks_is_told_what_may_be_done_with_a_group(client: Client) ->
 
 async def test_a_user_is_told_its_own_rights_and_no_others(world: World) -> None:
     await add(world, "ann")
-    looks = DESCRIBE | DESCRIBE_CONFIGS
+    looks = Operation.DESCRIBE | Operation.DESCRIBE_CONFIGS
     for right, on_topic, on_group in (
-        ("read", READ | looks, READ | DELETE | looks),
-        ("write", WRITE | looks, None),
-        ("configure", CREATE | DELETE | ALTER | ALTER_CONFIGS | looks, None),
+        ("read", Operation.READ | looks, Operation.READ | Operation.DELETE | looks),
+        ("write", Operation.WRITE | looks, None),
+        ("configure", Operation.CREATE | Operation.DELETE | Operation.ALTER | Operation.ALTER_CONFIGS | looks, None),
     ):
         await allow(world, "ann", **{right: ".*"})
         client = await logged_in(world, "ann")
         assert (await of_topic(client, 12))[0] == on_topic
         assert await described_topic(client) == on_topic
-        assert await of_cluster(client) == DESCRIBE | IDEMPOTENT_WRITE
+        assert await of_cluster(client) == Operation.DESCRIBE | Operation.IDEMPOTENT_WRITE
         told = await of_group(client, Api.DESCRIBE_GROUPS, 6, "classic")
         assert told == (on_group if on_group is not None else UNKNOWN_OPERATIONS), right

@@ -7,7 +7,7 @@ return those of the response.
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from headrace.listeners.kafka.admin import cluster, configs, features, metadata, topics
+from headrace.listeners.kafka.admin import cluster, configs, metadata, topics
 from headrace.listeners.kafka.auth import access, login, scram_credentials
 from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.data import fetch, offsets, produce, transactions
@@ -71,7 +71,7 @@ ASYNC_HANDLERS: dict[Api, AsyncHandler] = {
     Api.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs,
     Api.DESCRIBE_CLUSTER: cluster.describe_cluster,
     Api.DESCRIBE_QUORUM: cluster.describe_quorum,
-    Api.UPDATE_FEATURES: features.update_features,
+    Api.UPDATE_FEATURES: cluster.update_features,
     Api.ALTER_REPLICA_LOG_DIRS: cluster.alter_replica_log_dirs,
     Api.DESCRIBE_LOG_DIRS: cluster.describe_log_dirs,
     Api.ELECT_LEADERS: cluster.elect_leaders,

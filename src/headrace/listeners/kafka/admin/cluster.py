@@ -6,8 +6,7 @@ from typing import Any
 from headrace.broker.streams.streams import Stream
 from headrace.errors import HeadraceError
 from headrace.listeners.kafka.admin.configs import BROKER, GROUP, TOPIC
-from headrace.listeners.kafka.admin.features import FEATURES
-from headrace.listeners.kafka.auth import operations
+from headrace.listeners.kafka.auth.access import operations_on_cluster
 from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.errors import Code, code_of
 from headrace.listeners.kafka.request_pipeline import Request
@@ -18,6 +17,8 @@ from headrace.wire.kafka.schema import response_struct
 BROKERS = 1
 PREFERRED, UNCLEAN = 0, 1  # kinds of an election
 TELEMETRY_INTERVAL_MS = 300_000
+FEATURES = {"transaction.version": 2}  # finalized features (KIP-584); this one is KIP-890
+UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3  # types of feature updates
 NO_SECURITY = "there are no ACLs here: what users may do is given with headrace user grant"
 
 
@@ -44,6 +45,43 @@ def api_versions(context: KafkaContext, request: Request) -> None:
     request.answer([encode(response_struct(Api.API_VERSIONS, version), values, request.correlation_id, False)])
 
 
+async def update_features(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    """All or none of them, as in Kafka; a feature may be given the level it has."""
+    for one in fields.feature_updates:
+        reason = why_not(one.feature, one.max_version_level, change_of(one, request.version))
+        if reason is not None:
+            wrong = f"Invalid update version {one.max_version_level} for feature {one.feature}. {reason}"
+            return {"error_code": Code.INVALID_UPDATE_VERSION, "error_message": wrong}
+    if request.version >= 2:  # answers for all at once
+        return {}
+    names = dict.fromkeys(one.feature for one in fields.feature_updates)
+    return {"results": [{"feature": name} for name in names]}
+
+
+def change_of(one: Any, version: int) -> int:
+    if version == 0:
+        return SAFE_DOWNGRADE if one.allow_downgrade else UPGRADE
+    kind: int = one.upgrade_type
+    return kind
+
+
+def why_not(feature: str, level: int, change: int) -> str | None:
+    have = FEATURES.get(feature)
+    if change not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
+        return f"There is no type {change} of updates."
+    if have is None:
+        return "There is no such feature here."
+    if level < 0:
+        return "A level is not less than 0."
+    if level > have:
+        return f"Levels up to {have} are supported."
+    if level < have and change == UPGRADE:
+        return f"It is at {have}, and an upgrade goes up."
+    if level < have:
+        return f"It stays at {have}: clients that do not know it are served without it, beside the others."
+    return None
+
+
 async def describe_cluster(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     host, port = context.address_of(request)
     return {
@@ -51,7 +89,7 @@ async def describe_cluster(context: KafkaContext, request: Request, fields: Any)
         "controller_id": context.node_id,
         "endpoint_type": fields.endpoint_type or BROKERS,
         "brokers": [{"broker_id": context.node_id, "host": host, "port": port}],
-        "cluster_authorized_operations": operations.on_cluster(
+        "cluster_authorized_operations": operations_on_cluster(
             context.access_of(request), asked=fields.include_cluster_authorized_operations
         ),
     }

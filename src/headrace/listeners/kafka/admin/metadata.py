@@ -3,8 +3,7 @@
 from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.broker.streams.streams import Stream, is_topic_name
 from headrace.errors import AccessRefused, HeadraceError, StreamNotFound
-from headrace.listeners.kafka.auth import operations
-from headrace.listeners.kafka.auth.access import AnyUser
+from headrace.listeners.kafka.auth.access import AnyUser, operations_on_cluster, operations_on_topic
 from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.errors import Code, UnknownTopicId, code_of
 from headrace.listeners.kafka.request_pipeline import Request
@@ -68,7 +67,7 @@ def encoded(context: KafkaContext, version: int, allowed: AnyUser, wanted: Metad
     topic = context.metadata.get(stream, version)
     if not wanted.topic_operations:
         return topic
-    return metadata.with_operations(topic, version, operations.on_topic(allowed, stream.name))
+    return metadata.with_operations(topic, version, operations_on_topic(allowed, stream.name))
 
 
 def describe(
@@ -105,6 +104,6 @@ def answer(context: KafkaContext, request: Request, wanted: MetadataRequest, top
             node=Node(context.node_id, host, port),
             cluster_id=context.cluster_id,
             topics=topics,
-            cluster_operations=operations.on_cluster(context.access_of(request), asked=wanted.cluster_operations),
+            cluster_operations=operations_on_cluster(context.access_of(request), asked=wanted.cluster_operations),
         )
     )

@@ -9,7 +9,7 @@ from headrace.config import InvalidSetting
 from headrace.errors import Conflict, HeadraceError, InvalidInput, StreamNotFound
 from headrace.listeners.kafka.admin import configs
 from headrace.listeners.kafka.admin.topic_index import Topics
-from headrace.listeners.kafka.auth import operations
+from headrace.listeners.kafka.auth.access import operations_on_topic
 from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.errors import Code, UnknownTopicId, code_of
 from headrace.listeners.kafka.request_pipeline import Request
@@ -222,7 +222,7 @@ async def describe_topic_partitions(context: KafkaContext, request: Request, fie
             {
                 "name": name,
                 "topic_id": context.topics.id_of(stream),
-                "topic_authorized_operations": operations.on_topic(allowed, name),
+                "topic_authorized_operations": operations_on_topic(allowed, name),
                 "partitions": [
                     {
                         "partition_index": partition.number,

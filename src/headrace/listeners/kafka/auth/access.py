@@ -24,6 +24,7 @@ from headrace.listeners.kafka.errors import (
     code_of,
 )
 from headrace.wire.kafka.apis import Api
+from headrace.wire.kafka.metadata import UNKNOWN_OPERATIONS
 
 logger = logging.getLogger("headrace.kafka")
 
@@ -263,3 +264,39 @@ def refusal(access: Access, api: Api, fields: Any) -> Code | None:
     except AccessRefused as error:
         return code_of(error)
     return None
+
+
+# Kafka's operations, one bit each, for clients that ask which ones they may use. While the broker is open, these are
+# the operations that a Kafka broker without an authorizer returns.
+
+
+class Operation:
+    """Bits of the authorized operations in Metadata, DescribeGroups and DescribeCluster responses."""
+
+    READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE = (
+        1 << bit for bit in range(3, 13)
+    )
+    LOOK = DESCRIBE | DESCRIBE_CONFIGS
+    ADMINISTER = CREATE | ALTER | CLUSTER_ACTION | DESCRIBE_CONFIGS | ALTER_CONFIGS
+
+
+def operations_on_topic(allowed: AnyUser, name: str) -> int:
+    found = Operation.READ if allowed.reads.shows(name) else 0
+    found |= Operation.WRITE if allowed.writes.shows(name) else 0
+    if allowed.configures.shows(name):
+        found |= Operation.CREATE | Operation.DELETE | Operation.ALTER | Operation.ALTER_CONFIGS
+    return found | Operation.LOOK if found else 0
+
+
+def operations_on_group(allowed: AnyUser, group_id: str, *, asked: bool) -> int:
+    if not asked:
+        return UNKNOWN_OPERATIONS
+    found = Operation.READ | Operation.DELETE | Operation.LOOK if allowed.shows_group(group_id) else 0
+    return found | (Operation.ALTER_CONFIGS if allowed.changes_group(group_id) else 0)
+
+
+def operations_on_cluster(allowed: AnyUser, *, asked: bool) -> int:
+    if not asked:
+        return UNKNOWN_OPERATIONS
+    found = Operation.DESCRIBE | Operation.IDEMPOTENT_WRITE
+    return found | Operation.ADMINISTER if allowed.is_administrator else found

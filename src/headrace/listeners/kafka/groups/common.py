@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.errors import AccessRefused
-from headrace.listeners.kafka.auth import operations
+from headrace.listeners.kafka.auth.access import operations_on_group
 from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.errors import Code, code_of
 from headrace.listeners.kafka.request_pipeline import Request
@@ -50,7 +50,7 @@ async def describe_each(
             allowed.group(group_id)
         except AccessRefused as error:
             return {**answer, "error_code": code_of(error), "error_message": str(error)}
-        answer["authorized_operations"] = operations.on_group(allowed, group_id, asked=with_operations)
+        answer["authorized_operations"] = operations_on_group(allowed, group_id, asked=with_operations)
         return {**answer, **describe(group_id)}
 
     return {"groups": await YieldEvery().map(describe_one, list(dict.fromkeys(group_ids)))}
