@@ -436,5 +436,5 @@ async def test_a_refusal_is_in_the_log_once(world: World, ann: Client, caplog: p
     await allow(world, "ann")
     for _ in range(3):
         assert (await ann.produce(TOPIC, batch(b"a"))).error_code == TOPIC_REFUSED
-    said = [one.getMessage() for one in caplog.records if "no right to write topic 't'" in one.getMessage()]
+    said = [one.getMessage() for one in caplog.records if "no permission to write topic 't'" in one.getMessage()]
     assert len(said) == 1 and "user 'ann'" in said[0]

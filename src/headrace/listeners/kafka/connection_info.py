@@ -1,4 +1,4 @@
-"""The connections of this listener as operators see them. Made when somebody looks."""
+"""The connections of this listener as the management API and the dashboard show them, built on demand."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -22,7 +22,7 @@ class KafkaClient:
             "node": "",
             "type": "network",
             "protocol": "Kafka",
-            "user": connection.user,  # empty while the broker is open and nobody was asked
+            "user": connection.user,  # empty without a login while the broker is open
             "user_who_performed_action": connection.user,
             "vhost": "/",
             "state": "closed" if connection.is_closed else "running",

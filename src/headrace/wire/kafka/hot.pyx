@@ -1,8 +1,8 @@
 # cython: boundscheck=False, wraparound=False
-"""Produce and Fetch, by hand: records stay where they are and are named by position, never copied.
+"""Hand-written codecs of Produce and Fetch: records are referred to by position and never copied.
 
-Answers to Fetch come as a list of buffers: the small pieces we write, and between them the records
-as the log gave them, for one gathering write.
+A Fetch response is a list of buffers for one gathering write: small encoded pieces, and between them the records as the
+log returned them.
 """
 
 cimport cython
@@ -14,8 +14,8 @@ from headrace.wire.kafka.primitives cimport Reader, Writer, reader_of
 from headrace.errors import MalformedRequest
 
 cdef enum:
-    INLINE_RECORDS_MAX = 2048   # smaller records are cheaper to copy than to send as a piece of their own
-    PARTITIONS_MAX = 200_000    # and topics, which may have none
+    INLINE_RECORDS_MAX = 2048   # copying smaller records is cheaper than sending them as a separate buffer
+    PARTITIONS_MAX = 200_000    # topics and partitions in one request
 
 
 cdef inline object topic_key(Reader reader, bint flexible, bint by_id):
@@ -25,7 +25,7 @@ cdef inline object topic_key(Reader reader, bint flexible, bint by_id):
 def parse_produce(buffer, Py_ssize_t position, Py_ssize_t end, int version):
     """(transactional id, acks, timeout in ms, [(topic name or id, [(partition, start, end)])]).
 
-    start and end are positions of the records in buffer; start is -1 where there are none.
+    start and end are the position of the records in buffer; start is -1 if they are null.
     """
     cdef Reader reader = reader_of(buffer, position, end)
     cdef bint flexible = version >= 9
@@ -65,7 +65,7 @@ def parse_produce(buffer, Py_ssize_t position, Py_ssize_t end, int version):
 def produce_response(int version, int64_t correlation_id, list topics not None, int64_t throttle_ms):
     """topics: [(name or id, [(partition, error, base offset, append time, log start, message or None, records)])].
 
-    records are the places in the batch of those that it was refused for, all for the reason that the message gives.
+    records are the indexes in the batch of the records that caused the error; the message applies to all of them.
     """
     cdef Writer writer = Writer()
     cdef bint flexible = version >= 9
@@ -280,7 +280,7 @@ def fetch_response(
     total += writer.size - 4
     if cut < writer.size:
         pieces.append(PyBytes_FromStringAndSize(<const char*> writer.data + cut, writer.size - cut))
-    # The size stands in the first piece, which was cut before the rest was known.
+    # The size is in the first piece, which was cut before the total was known.
     head = bytearray(pieces[0])
     head[0:4] = total.to_bytes(4, "big")
     pieces[0] = bytes(head)

@@ -1,4 +1,4 @@
-"""What there is to say of a cluster of one."""
+"""The APIs about the cluster, which has one broker: versions, features, log dirs, leaders, telemetry, ACLs."""
 
 import uuid
 from typing import Any
@@ -15,15 +15,15 @@ from headrace.wire.kafka.codec import encode
 from headrace.wire.kafka.schema import response_struct
 
 BROKERS = 1
-PREFERRED, UNCLEAN = 0, 1  # kinds of an election
+PREFERRED, UNCLEAN = 0, 1  # types of leader election
 TELEMETRY_INTERVAL_MS = 300_000
 FEATURES = {"transaction.version": 2}  # finalized features (KIP-584); this one is KIP-890
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3  # types of feature updates
-NO_SECURITY = "there are no ACLs here: what users may do is given with headrace user grant"
+NO_SECURITY = "Headrace has no ACLs: grant permissions with `headrace user grant`"
 
 
 def api_versions(context: KafkaContext, request: Request) -> None:
-    """A version we do not know is answered in the oldest one, with an error that names ours."""
+    """An unknown version is answered in version 0, with an error and the supported versions."""
     known = request.version <= VERSIONS[Api.API_VERSIONS].highest
     version = request.version if known else 0
     values: dict[str, Any] = {
@@ -38,7 +38,7 @@ def api_versions(context: KafkaContext, request: Request) -> None:
         values["finalized_features"] = [
             {"name": name, "min_version_level": level, "max_version_level": level} for name, level in FEATURES.items()
         ]
-    if version >= 4:  # one that can be off is not shown to older clients, as in Kafka: Java's of then fail over it
+    if version >= 4:  # as in Kafka: older Java clients fail on a feature whose minimum is 0
         values["supported_features"] = [
             {"name": name, "min_version": 0, "max_version": level} for name, level in FEATURES.items()
         ]
@@ -46,13 +46,13 @@ def api_versions(context: KafkaContext, request: Request) -> None:
 
 
 async def update_features(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
-    """All or none of them, as in Kafka; a feature may be given the level it has."""
+    """All updates or none, as in Kafka. No level can change: an update may only repeat the present level."""
     for one in fields.feature_updates:
-        reason = why_not(one.feature, one.max_version_level, change_of(one, request.version))
+        reason = refusal_of(one.feature, one.max_version_level, change_of(one, request.version))
         if reason is not None:
             wrong = f"Invalid update version {one.max_version_level} for feature {one.feature}. {reason}"
             return {"error_code": Code.INVALID_UPDATE_VERSION, "error_message": wrong}
-    if request.version >= 2:  # answers for all at once
+    if request.version >= 2:  # one result for all updates
         return {}
     names = dict.fromkeys(one.feature for one in fields.feature_updates)
     return {"results": [{"feature": name} for name in names]}
@@ -65,20 +65,20 @@ def change_of(one: Any, version: int) -> int:
     return kind
 
 
-def why_not(feature: str, level: int, change: int) -> str | None:
+def refusal_of(feature: str, level: int, change: int) -> str | None:
     have = FEATURES.get(feature)
     if change not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
-        return f"There is no type {change} of updates."
+        return f"The upgrade type {change} is unknown."
     if have is None:
-        return "There is no such feature here."
+        return "The feature is not supported."
     if level < 0:
-        return "A level is not less than 0."
+        return "The level must not be negative."
     if level > have:
-        return f"Levels up to {have} are supported."
+        return f"The highest supported level is {have}."
     if level < have and change == UPGRADE:
-        return f"It is at {have}, and an upgrade goes up."
+        return f"The present level is {have}: an upgrade cannot lower it."
     if level < have:
-        return f"It stays at {have}: clients that do not know it are served without it, beside the others."
+        return f"The level is fixed at {have}: clients that do not know the feature are served without it."
     return None
 
 
@@ -131,7 +131,7 @@ async def describe_log_dirs(context: KafkaContext, request: Request, fields: Any
 
 
 async def alter_replica_log_dirs(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
-    """There is one folder, and everything is in it."""
+    """All logs are in one data folder and cannot be moved."""
     allowed = context.access_of(request)
     results = []
     for folder in fields.dirs:
@@ -150,7 +150,7 @@ async def alter_replica_log_dirs(context: KafkaContext, request: Request, fields
 
 
 async def describe_quorum(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
-    """Kafka's controllers vote in a topic of their own; one node is of one mind."""
+    """The quorum of controllers: this broker is its only voter."""
     host, port = context.address_of(request)
     state = {"replica_id": context.node_id, "log_end_offset": 0}
     return {
@@ -173,7 +173,7 @@ async def describe_quorum(context: KafkaContext, request: Request, fields: Any) 
 
 
 async def elect_leaders(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
-    """The leader is who it was."""
+    """No election is ever needed: this broker leads all partitions."""
     if fields.topic_partitions is None:
         return {}
     if fields.election_type not in (PREFERRED, UNCLEAN):
@@ -192,7 +192,7 @@ async def elect_leaders(context: KafkaContext, request: Request, fields: Any) ->
 def election(context: KafkaContext, topic: str, number: int) -> dict[str, Any]:
     try:
         context.topics.partition(topic, number)
-        code, message = Code.ELECTION_NOT_NEEDED, "there is one node, and it leads"
+        code, message = Code.ELECTION_NOT_NEEDED, "the only broker is the leader"
     except HeadraceError as error:
         code, message = code_of(error), str(error)
     return {"partition_id": number, "error_code": code, "error_message": message}
@@ -220,7 +220,7 @@ def reassignment(context: KafkaContext, topic: str, one: Any) -> dict[str, Any]:
     if one.replicas is None:
         return {**answer, "error_code": Code.NO_REASSIGNMENT_IN_PROGRESS}
     if one.replicas != [context.node_id]:
-        message = f"there is one node, {context.node_id}"
+        message = f"the only broker is {context.node_id}"
         return {**answer, "error_code": Code.INVALID_REPLICA_ASSIGNMENT, "error_message": message}
     return answer
 
@@ -230,7 +230,7 @@ async def list_partition_reassignments(context: KafkaContext, request: Request, 
 
 
 async def get_telemetry_subscriptions(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
-    """We want no metrics of clients: an id, an empty subscription, and come back in five minutes."""
+    """The broker collects no client metrics: an empty subscription, to be asked for again in five minutes."""
     known = fields.client_instance_id
     return {
         "client_instance_id": known if any(known) else uuid.uuid4().bytes,
@@ -246,7 +246,7 @@ async def push_telemetry(context: KafkaContext, request: Request, fields: Any) -
 
 
 async def list_config_resources(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
-    if request.version == 0:  # of settings for the metrics of clients, and of nothing else
+    if request.version == 0:  # lists client metrics resources only
         return {"config_resources": []}
     names = {
         TOPIC: [stream.name for stream in context.topics.all()],

@@ -1,4 +1,4 @@
-"""Metadata: who leads what, which is always us. Topics are encoded once and kept."""
+"""Metadata: topics, partitions and their leader, which is always this broker. Creates missing topics if configured."""
 
 from headrace.broker.cooperative.yielding import YieldEvery
 from headrace.broker.streams.streams import Stream, is_topic_name
@@ -10,7 +10,7 @@ from headrace.listeners.kafka.request_pipeline import Request
 from headrace.wire.kafka import metadata
 from headrace.wire.kafka.metadata import NO_ID, MetadataRequest, Node, Topic
 
-AT_ONCE_MAX = 100  # topics that are named; of more, others have their turn in between
+AT_ONCE_MAX = 100  # named topics; with more, the handler runs in a task that yields to the event loop
 
 
 def handle_metadata(context: KafkaContext, request: Request) -> None:
@@ -26,7 +26,7 @@ def handle_metadata(context: KafkaContext, request: Request) -> None:
         for name, topic_id in wanted.topics
         if name and creates and topic_id == NO_ID and is_topic_name(name) and context.broker.streams.find(name) is None
     ]
-    topics = list(dict.fromkeys(wanted.topics))  # each once, or the answer could be thousands of times as large
+    topics = list(dict.fromkeys(wanted.topics))  # each once, or the response could be thousands of times as large
     if missing or len(topics) > AT_ONCE_MAX:
         context.spawn(create_and_answer(context, request, allowed, wanted, topics, missing), request)
     else:
@@ -53,14 +53,14 @@ async def create_and_answer(
             await context.topics.get_or_create(name)
         except HeadraceError as error:
             refused[name] = code_of(error)
-    told = []
+    described = []
     async for asked, topic_id in YieldEvery().each(topics):
         if asked in refused:
             topic = Topic(asked, NO_ID, (), error=refused[asked])
-            told.append(metadata.encode_topic(topic, request.version, context.node_id))
+            described.append(metadata.encode_topic(topic, request.version, context.node_id))
         else:
-            told.append(describe(context, request.version, allowed, wanted, asked, topic_id))
-    answer(context, request, wanted, told)
+            described.append(describe(context, request.version, allowed, wanted, asked, topic_id))
+    answer(context, request, wanted, described)
 
 
 def encoded(context: KafkaContext, version: int, allowed: AnyUser, wanted: MetadataRequest, stream: Stream) -> bytes:

@@ -1,4 +1,4 @@
-"""Topics made, deleted and described by clients and tools."""
+"""CreateTopics, DeleteTopics, CreatePartitions and DescribeTopicPartitions."""
 
 from collections import Counter
 from typing import Any
@@ -37,19 +37,19 @@ async def create_topics(context: KafkaContext, request: Request, fields: Any) ->
 
 
 class InvalidPartitions(InvalidInput):
-    """A number of partitions that can not be."""
+    """The number of partitions is out of range."""
 
 
 class InvalidReplicas(InvalidInput):
-    """There is one node, so there is one replica."""
+    """The replication factor is not 1: there is one broker."""
 
 
 class InvalidAssignment(InvalidInput):
-    """Says where partitions are to be, and they can not be there."""
+    """The replica assignment is impossible."""
 
 
 class InvalidName(InvalidInput):
-    """Not a name for a topic."""
+    """The name is not a valid topic name."""
 
 
 def creation_code(error: HeadraceError) -> Code:
@@ -98,12 +98,12 @@ async def create_topic(
 def count_partitions(context: KafkaContext, topic: Any) -> int:
     if topic.assignments:
         if topic.num_partitions != DEFAULT or topic.replication_factor != DEFAULT:
-            raise InvalidInput("either a number of partitions, or where each is")
+            raise InvalidInput("give either a number of partitions or replica assignments, not both")
         if any(one.broker_ids != [context.node_id] for one in topic.assignments):
-            raise InvalidAssignment(f"there is one node, {context.node_id}")
+            raise InvalidAssignment(f"the only broker is {context.node_id}")
         numbers = sorted(one.partition_index for one in topic.assignments)
         if numbers != list(range(len(numbers))):
-            raise InvalidAssignment("partitions are numbered from 0")
+            raise InvalidAssignment("partition numbers must be consecutive and start at 0")
         return len(numbers)
     if topic.replication_factor not in (DEFAULT, 1):
         raise InvalidReplicas(f"Replication factor: {topic.replication_factor} larger than available brokers: 1.")
@@ -111,7 +111,7 @@ def count_partitions(context: KafkaContext, topic: Any) -> int:
     if partitions == DEFAULT:
         partitions = context.config.auto_create_partitions
     if not 1 <= partitions <= context.config.partitions_max:
-        raise InvalidPartitions(f"a topic has 1 to {context.config.partitions_max:,} partitions, not {partitions}")
+        raise InvalidPartitions(f"a topic can have 1 to {context.config.partitions_max:,} partitions, not {partitions}")
     return partitions
 
 
@@ -143,13 +143,13 @@ async def delete_topics(context: KafkaContext, request: Request, fields: Any) ->
 
 
 def topic_named(allowed: Topics, name: str | None, topic_id: bytes | None) -> str | bytes:
-    """The name of a topic, also where its id is said: whether the same is asked for twice."""
+    """The name of a topic that is given by name or id, to find topics that a request names twice."""
     if name is not None or topic_id is None:
         return name or ""
     try:
         return allowed.find(topic_id).name
     except HeadraceError:
-        return topic_id  # what is wrong with it is said in its turn
+        return topic_id  # its own entry in the response reports the error
 
 
 def check_named(name: str | None, topic_id: bytes | None) -> None:
@@ -161,7 +161,7 @@ async def delete_topic(context: KafkaContext, stream: Stream, topic_id: bytes | 
     try:
         await context.broker.streams.delete(stream.name, only=stream)
     except StreamNotFound:
-        if topic_id is not None:  # gone while this waited, whatever has its name by now
+        if topic_id is not None:  # deleted while this waited; another topic may have its name by now
             raise UnknownTopicId(topic_id) from None
         raise
 
@@ -178,12 +178,16 @@ async def create_partitions(context: KafkaContext, request: Request, fields: Any
             stream = allowed.find(topic.name)
             have = len(stream.partitions)
             if topic.count <= have:
-                raise InvalidPartitions(f"Topic currently has {have} partitions, {topic.count} are not more.")
+                raise InvalidPartitions(
+                    f"Topic currently has {have} partitions, which is not fewer than {topic.count}."
+                )
             given = [one.broker_ids for one in topic.assignments or ()]
             if given and given != [[context.node_id]] * (topic.count - have):
-                raise InvalidAssignment(f"{topic.count - have} more partitions, and one node, {context.node_id}")
+                raise InvalidAssignment(
+                    f"expected {topic.count - have} assignments to the only broker, {context.node_id}"
+                )
             if topic.count > context.config.partitions_max:
-                raise InvalidPartitions(f"a topic has at most {context.config.partitions_max:,} partitions")
+                raise InvalidPartitions(f"a topic can have at most {context.config.partitions_max:,} partitions")
             if not fields.validate_only:
                 await context.broker.streams.configure(stream.name, {}, partitions=topic.count)
         except HeadraceError as error:
@@ -193,7 +197,7 @@ async def create_partitions(context: KafkaContext, request: Request, fields: Any
 
 
 async def describe_topic_partitions(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
-    """In the order of names, a page at a time; the cursor says where the next page begins."""
+    """Topics in the order of their names, one page per request; the cursor is the start of the next page."""
     limit = max(1, min(fields.response_partition_limit, DESCRIBED_PARTITIONS_MAX))
     allowed = context.access_of(request)
     seen = allowed.sees
@@ -230,7 +234,7 @@ async def describe_topic_partitions(context: KafkaContext, request: Request, fie
                         "leader_epoch": partition.log.epoch,
                         "replica_nodes": [context.node_id],
                         "isr_nodes": [context.node_id],
-                        "eligible_leader_replicas": [],  # the Java client does not expect its null
+                        "eligible_leader_replicas": [],  # the Java client does not expect null
                         "last_known_elr": [],
                     }
                     for partition in shown

@@ -1,7 +1,7 @@
-"""Passwords for SCRAM as Kafka's tools look at them and set them (`kafka-configs --entity-type users`).
+"""SCRAM credentials, described and altered by Kafka's tools (`kafka-configs --entity-type users`).
 
-They are set one mechanism at a time, and salted by the client: what is not known here is the password, so a user that
-is made this way logs in with that mechanism only.
+They are set one mechanism at a time and salted by the client. The broker does not learn the password, so a user created
+this way can log in with that mechanism only.
 """
 
 from collections import Counter
@@ -36,12 +36,12 @@ def _described(name: str, found: scram_keys.Credentials | None, count: int) -> d
 
 
 async def alter_user_scram_credentials(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
-    """Each user is changed as a whole or not at all, as long as the disk has room."""
+    """Each user is changed completely or not at all, unless the disk is full."""
     entries = [*fields.deletions, *fields.upsertions]
     results = []
     for name in dict.fromkeys(entry.name for entry in entries):
         try:
-            _check_right(context, request)
+            _check_access(context, request)
             for mechanism, keys in _wanted(context, [entry for entry in entries if entry.name == name]).items():
                 await context.broker.users.set_scram(name, mechanism, keys)
             results.append({"user": name})
@@ -52,11 +52,11 @@ async def alter_user_scram_credentials(context: KafkaContext, request: Request, 
     return {"results": results}
 
 
-def _check_right(context: KafkaContext, request: Request) -> None:
+def _check_access(context: KafkaContext, request: Request) -> None:
     context.access_of(request).administer()
-    # As long as nobody is asked who they are, a stranger could lock everybody out by making the first user.
+    # While the broker is open, a stranger could lock all other clients out by creating the first user.
     if context.gate.is_open and not is_loopback(request.connection.peer[0]):
-        raise ClusterRefused("the first user is made on the broker's own machine")
+        raise ClusterRefused("the first user can only be created from the broker's own machine")
 
 
 class _Refused(Exception):
@@ -66,7 +66,7 @@ class _Refused(Exception):
 
 
 def _wanted(context: KafkaContext, entries: list[Any]) -> dict[str, scram_keys.ScramKeys | None]:
-    """Keys by mechanism, None for those that go; with Kafka's checks and in Kafka's words."""
+    """Keys by mechanism, None for those to delete, with Kafka's checks and error messages."""
     found: dict[str, scram_keys.ScramKeys | None] = {}
     for entry in entries:
         if not entry.name:

@@ -1,4 +1,4 @@
-"""Producers with ids and transactions at the listener."""
+"""Handlers of idempotent producers and transactions."""
 
 from typing import Any
 
@@ -24,15 +24,15 @@ from headrace.listeners.kafka.groups.offsets import collect, fail_all
 from headrace.listeners.kafka.per_partition import per_partition
 from headrace.listeners.kafka.request_pipeline import Request
 
-ABORTABLE_SINCE = 4  # of TxnOffsetCommit: those who send it abort when told so, where INVALID_TXN_STATE ends them
-SINCE_VERSION_2 = 5  # of TxnOffsetCommit and EndTxn: those who send it know transaction.version 2
-NEVER = 1000  # TxnOffsetCommit names topics by name in all versions we offer
+ABORTABLE_SINCE = 4  # TxnOffsetCommit: clients abort on TRANSACTION_ABORTABLE; INVALID_TXN_STATE is fatal to them
+SINCE_VERSION_2 = 5  # TxnOffsetCommit and EndTxn: clients know transaction.version 2
+NEVER = 1000  # TxnOffsetCommit names topics by name in all supported versions
 STATES = {"Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead"}
 
 
 def fencing_code(error: HeadraceError, version: int, since: int) -> Code:
-    """PRODUCER_FENCED is newer than fencing: older versions of an API say it with an epoch. Of a disk that said no
-    producers are told as members of groups are: they try again."""
+    """PRODUCER_FENCED exists since version `since` of an API; older versions use INVALID_PRODUCER_EPOCH. Storage errors
+    become a retriable code, as for groups."""
     if isinstance(error, ProducerFenced) and version < since:
         return Code.INVALID_PRODUCER_EPOCH
     return group_code(code_of(error))
@@ -41,7 +41,7 @@ def fencing_code(error: HeadraceError, version: int, since: int) -> Code:
 async def init_producer_id(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     try:
         if (fields.producer_id < 0) != (fields.producer_epoch < 0):
-            raise InvalidInput("who it was before is an id and an epoch, or neither")
+            raise InvalidInput("give both the previous producer id and its epoch, or neither")
         if fields.transactional_id is None:
             producer_id, epoch = await context.coordination.producers.new_id(), 0
         else:
@@ -54,7 +54,9 @@ async def init_producer_id(context: KafkaContext, request: Request, fields: Any)
     except HeadraceError as error:
         code = fencing_code(error, request.version, 4)
         if code is Code.COORDINATOR_NOT_AVAILABLE and fields.transactional_id is None:
-            code = Code.COORDINATOR_LOAD_IN_PROGRESS  # try again as well; without an id Java can look for none
+            code = (
+                Code.COORDINATOR_LOAD_IN_PROGRESS
+            )  # also retriable: without a transactional id, Java cannot look up a coordinator
         return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
     return {"producer_id": producer_id, "producer_epoch": epoch}
 
@@ -118,7 +120,7 @@ async def txn_offset_commit(context: KafkaContext, request: Request, fields: Any
         allowed.group(fields.group_id)
         check_group_id(fields.group_id)
         if is_share_group(context, fields.group_id):
-            raise GroupNotFound(fields.group_id)  # as one that commits
+            raise GroupNotFound(fields.group_id)  # share groups commit no offsets
         if fields.generation_id >= 0 or fields.member_id:
             context.coordination.groups.check_commit(
                 fields.group_id,
@@ -135,12 +137,12 @@ async def txn_offset_commit(context: KafkaContext, request: Request, fields: Any
             joins=request.version >= SINCE_VERSION_2,
         )
     except StaleMemberEpoch:
-        fail_all(answers, Code.ILLEGAL_GENERATION)  # the producer can abort; Java gives up on a code of members
+        fail_all(answers, Code.ILLEGAL_GENERATION)  # the producer can abort; STALE_MEMBER_EPOCH is fatal to Java
     except NotInTransaction as error:
         abortable = request.version >= ABORTABLE_SINCE
         fail_all(answers, Code.TRANSACTION_ABORTABLE if abortable else code_of(error))
     except ConcurrentTransactions:
-        fail_all(answers, Code.COORDINATOR_LOAD_IN_PROGRESS)  # try again; Java gives up on the other code here
+        fail_all(answers, Code.COORDINATOR_LOAD_IN_PROGRESS)  # retriable; CONCURRENT_TRANSACTIONS is fatal to Java here
     except HeadraceError as error:
         fail_all(answers, fencing_code(error, request.version, 99))
     return {"topics": answers}
@@ -148,12 +150,12 @@ async def txn_offset_commit(context: KafkaContext, request: Request, fields: Any
 
 async def end_txn(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     transactions = context.coordination.transactions
-    said = fields.transactional_id, fields.producer_id, fields.producer_epoch
+    producer = fields.transactional_id, fields.producer_id, fields.producer_epoch
     try:
         if request.version < SINCE_VERSION_2:
-            await transactions.end(*said, commit=fields.committed)
+            await transactions.end(*producer, commit=fields.committed)
             return {}
-        producer_id, epoch = await transactions.end_with_epoch(*said, commit=fields.committed)
+        producer_id, epoch = await transactions.end_with_epoch(*producer, commit=fields.committed)
     except HeadraceError as error:
         return {"error_code": fencing_code(error, request.version, 2)}
     return {"producer_id": producer_id, "producer_epoch": epoch}

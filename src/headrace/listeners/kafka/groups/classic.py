@@ -1,4 +1,4 @@
-"""The classic group protocol at the listener: who joins, syncs, beats and leaves; and groups for those who look."""
+"""Handlers of the classic group protocol, and of the APIs that list, describe and delete groups."""
 
 from functools import partial
 from typing import Any
@@ -47,7 +47,7 @@ def coordinator(context: KafkaContext, request: Request, kind: int, key: str) ->
             allowed.transaction(key)
         elif kind == GROUP:
             allowed.group(key)
-        else:  # that of share groups is for brokers, and there is one
+        else:  # the share coordinator's keys are used between brokers only
             raise InvalidInput(f"Unknown coordinator type received: {kind}")
     except HeadraceError as error:
         return {"error_code": code_of(error), "error_message": str(error), "node_id": -1, "host": "", "port": -1}
@@ -72,7 +72,7 @@ async def join_group(context: KafkaContext, request: Request, fields: Any) -> di
     future, resolve = future_and_callback(context)
     try:
         if is_share_group(context, fields.group_id):
-            raise GroupKindMismatch(f"{fields.group_id!r} is a share group")
+            raise GroupKindMismatch(f"group {fields.group_id!r} is a share group")
         context.coordination.groups.join(fields.group_id, join, resolve)
         joined = await future
         if isinstance(joined, HeadraceError):
@@ -105,7 +105,7 @@ async def sync_group(context: KafkaContext, request: Request, fields: Any) -> di
     future, resolve = future_and_callback(context)
     try:
         if request.version >= SYNC_NAMES_PROTOCOL_FROM and None in (fields.protocol_type, fields.protocol_name):
-            raise InconsistentProtocol("which protocol it is that the member syncs in, it must say")
+            raise InconsistentProtocol("SyncGroup must name the protocol type and the protocol")
         context.coordination.groups.known_classic(fields.group_id).sync(
             fields.member_id,
             fields.group_instance_id,

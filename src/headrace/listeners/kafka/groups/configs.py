@@ -1,4 +1,4 @@
-"""Settings of groups under Kafka's names. They come into effect at once, for members that are there, too."""
+"""Group configs under Kafka's names. Changes apply at once, also to present members."""
 
 from typing import Any, NamedTuple
 
@@ -29,8 +29,8 @@ SETTINGS: dict[str, GroupSetting] = {
     "share.session.timeout.ms": GroupSetting("session_timeout_ms"),
 }
 
-# How Kafka keeps large groups from assigning too often, or beside its other work: the value that is true here.
-# Setting them is taken and changes nothing, as with those of topics.
+# Configs that limit how often Kafka assigns large groups, or where, with their effective values here. Setting them is
+# accepted and changes nothing, as with the fixed configs of topics.
 FIXED: dict[str, tuple[str, Kind]] = {
     "consumer.assignment.interval.ms": ("0", int),
     "consumer.assignor.offload.enable": ("false", bool),
@@ -50,8 +50,10 @@ class Found(NamedTuple):
 def found(context: KafkaContext, group_id: str) -> list[Found]:
     settings = context.coordination.shares.settings_of(group_id)
     values = [(name, one, getattr(settings, one.field)) for name, one in SETTINGS.items()]
-    told = [Found(name, shown(value), value == getattr(DEFAULTS, one.field), one.kind) for name, one, value in values]
-    return sorted([*told, *(Found(name, value, True, kind) for name, (value, kind) in FIXED.items())])
+    settable = [
+        Found(name, shown(value), value == getattr(DEFAULTS, one.field), one.kind) for name, one, value in values
+    ]
+    return sorted([*settable, *(Found(name, value, True, kind) for name, (value, kind) in FIXED.items())])
 
 
 def shown(value: object) -> str:
@@ -63,7 +65,7 @@ def parse(name: str, kind: Kind, value: str) -> Any:
         return value
     if kind is bool:
         if value.lower() not in BOOLEANS:
-            raise InvalidInput(f"Invalid value {value} for configuration {name}: neither true nor false")
+            raise InvalidInput(f"Invalid value {value} for configuration {name}: must be true or false")
         return BOOLEANS[value.lower()]
     try:
         return int(value)
@@ -75,11 +77,11 @@ def check_fixed(name: str, value: str | None) -> None:
     kind = FIXED[name][1]
     given = 0 if value is None else parse(name, kind, value)
     if kind is int and not 0 <= given <= INTERVAL_MS_MAX:
-        raise InvalidInput(f"{given} is not between 0 and {INTERVAL_MS_MAX}")
+        raise InvalidInput(f"Invalid value {given} for configuration {name}: must be between 0 and {INTERVAL_MS_MAX}")
 
 
 async def alter(context: KafkaContext, group_id: str, given: Any, *, replaces: bool, validate_only: bool) -> None:
-    """All of it or, where something is wrong, nothing."""
+    """Change all given configs, or none if one is invalid."""
     values: dict[str, Any] = dict.fromkeys(one.field for one in SETTINGS.values()) if replaces else {}
     for one in given:
         operation = getattr(one, "config_operation", SET)

@@ -1,4 +1,4 @@
-"""The KIP-848 group protocol at the listener: one heartbeat, and a description for those who look."""
+"""Handlers of the consumer group protocol (KIP-848): heartbeat and describe."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -18,8 +18,8 @@ from headrace.listeners.kafka.groups.common import describe_each, future_and_cal
 from headrace.listeners.kafka.request_pipeline import Request
 
 CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
-OWN_ID_SINCE = 1
-NOT_SAID = -1
+MEMBER_ID_FROM = 1  # clients choose their member id from this version on
+NOT_GIVEN = -1
 
 
 async def consumer_group_heartbeat(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
@@ -41,7 +41,7 @@ async def consumer_group_heartbeat(context: KafkaContext, request: Request, fiel
         may_read=known.reads.shows if known is not None else None,
     )
     try:
-        check_beat(request.version, fields)
+        check_heartbeat(request.version, fields)
         if is_share_group(context, fields.group_id):
             raise GroupNotFound(fields.group_id)  # as a consumer group
         answer = groups.heartbeat(fields.group_id, beat)
@@ -65,17 +65,17 @@ async def consumer_group_heartbeat(context: KafkaContext, request: Request, fiel
     return values
 
 
-def check_beat(version: int, fields: Any) -> None:
-    """Raises if it makes no sense, whatever the group. Members bring an id of their own since version 1."""
+def check_heartbeat(version: int, fields: Any) -> None:
+    """Raise if the heartbeat is invalid in every group, with Kafka's error messages."""
     epoch = fields.member_epoch
     joins = epoch == JOIN_EPOCH
     if not fields.group_id:
         raise InvalidInput("GroupId can't be empty.")
-    if not fields.member_id and (version >= OWN_ID_SINCE or epoch > 0 or epoch == LEAVE_EPOCH):
+    if not fields.member_id and (version >= MEMBER_ID_FROM or epoch > 0 or epoch == LEAVE_EPOCH):
         raise InvalidInput("MemberId can't be empty.")
     if fields.instance_id == "" or fields.rack_id == "":
         raise InvalidInput("InstanceId and RackId can't be empty.")
-    if joins and fields.rebalance_timeout == NOT_SAID:
+    if joins and fields.rebalance_timeout == NOT_GIVEN:
         raise InvalidInput("RebalanceTimeoutMs must be provided in first request.")
     if joins and (fields.topic_partitions is None or fields.topic_partitions):
         raise InvalidInput("TopicPartitions must be empty when (re-)joining.")
@@ -93,7 +93,7 @@ def owned_partitions(context: KafkaContext, topics: Any) -> frozenset[tuple[str,
         try:
             name = context.topics.find(topic.topic_id).name
         except StreamNotFound:
-            continue  # deleted since
+            continue  # the topic was deleted
         owned.update((name, number) for number in topic.partitions)
     return frozenset(owned)
 

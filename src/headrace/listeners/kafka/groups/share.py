@@ -1,4 +1,4 @@
-"""Share groups at the listener: heartbeat, fetch, acknowledge, describe."""
+"""Handlers of share groups (KIP-932): heartbeat, fetch, acknowledge, describe."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ from headrace.listeners.kafka.groups.share_wakeups import Arrivals, Key
 from headrace.listeners.kafka.request_pipeline import Request
 from headrace.record import codec
 
-RENEWS_FROM = 2  # ShareFetch may renew locks and do nothing else
+RENEWS_FROM = 2  # from this version on a ShareFetch may only renew locks
 CHUNK_BYTES = 1 << 20
 ASSIGNOR = "simple"
 
@@ -40,7 +40,7 @@ async def share_group_heartbeat(context: KafkaContext, request: Request, fields:
     names = fields.subscribed_topic_names
     try:
         check_kind(context, fields.group_id)
-        member, is_news = shares.heartbeat(
+        member, is_changed = shares.heartbeat(
             fields.group_id,
             fields.member_id,
             fields.member_epoch,
@@ -49,8 +49,8 @@ async def share_group_heartbeat(context: KafkaContext, request: Request, fields:
             rack_id=fields.rack_id,
             topics=frozenset(names) if names is not None else None,
         )
-        if is_news:
-            await begin(context, context.topics, shares.group(fields.group_id), member.assigned)
+        if is_changed:
+            await start_reading(context, context.topics, shares.group(fields.group_id), member.assigned)
     except HeadraceError as error:
         return {
             "error_code": group_code(code_of(error)),
@@ -63,27 +63,28 @@ async def share_group_heartbeat(context: KafkaContext, request: Request, fields:
         "member_epoch": member.epoch,
         "heartbeat_interval": shares.settings_of(fields.group_id).heartbeat_interval_ms,
     }
-    if is_news:
+    if is_changed:
         values["assignment"] = {"topic_partitions": by_topic(context, member.assigned)}
     return values
 
 
-async def begin(
+async def start_reading(
     context: KafkaContext, topics: Topics, group: ShareGroup, partitions: Iterable[tuple[str | bytes, int]]
 ) -> None:
-    """Before a member hears of them: what comes from now on is the group's, whatever happens to the broker."""
+    """Save the group's start offsets before a member learns of its partitions, so that records from now on belong to
+    the group even if the broker restarts."""
     logs = []
     for topic, number in partitions:
-        with contextlib.suppress(StreamNotFound, PartitionNotFound, AccessRefused):  # deleted meanwhile, or not for it
+        with contextlib.suppress(StreamNotFound, PartitionNotFound, AccessRefused):  # deleted, or no permission
             logs.append(topics.partition(topic, number).log)
     await context.coordination.shares.begin(group, logs)
 
 
 def check_kind(context: KafkaContext, group_id: str) -> None:
-    """A group stays what it is until it is deleted."""
+    """Raise if the group is of another kind: a group keeps its kind until it is deleted."""
     known = context.coordination
     if known.groups.exists(group_id) and known.shares.find(group_id) is None:
-        raise GroupNotFound(group_id)  # as a share group
+        raise GroupNotFound(group_id)  # it exists, but is not a share group
 
 
 async def share_group_describe(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
@@ -119,11 +120,11 @@ def describe(context: KafkaContext, group_id: str) -> dict[str, Any]:
 async def acknowledge_all(
     context: KafkaContext, readable: Topics, group: ShareGroup, member_id: str, topics: Any
 ) -> dict[Key, tuple[Code, str | None]]:
-    """Settles what the request says; an answer for each partition that said something."""
+    """Apply the acknowledgements of a request; (code, message) for each partition that has some."""
     shares = context.coordination.shares
     results: dict[Key, tuple[Code, str | None]] = {}
     changed: list[int] = []
-    is_news = False
+    is_changed = False
     for topic in topics:
         for part in topic.partitions:
             if not part.acknowledgement_batches:
@@ -134,21 +135,21 @@ async def acknowledge_all(
                 share, batches = shares.partition(group, log), part.acknowledgement_batches
                 was_full = share.is_full
                 acknowledge(share, member_id, batches, shares.lock_deadline(group))
-                is_news = is_news or was_full or any(RELEASE in one.acknowledge_types for one in batches)
+                is_changed = is_changed or was_full or any(RELEASE in one.acknowledge_types for one in batches)
                 changed.append(log.id)
                 results[key] = (Code.NONE, None)
             except HeadraceError as error:
                 results[key] = (code_of(error), str(error))
     if changed:
         try:
-            await shares.save(group, changed, is_news=is_news)
+            await shares.save(group, changed, is_news=is_changed)
         except HeadraceError as error:
             return dict.fromkeys(results, (code_of(error), str(error)))
     return results
 
 
 def acknowledge(share: SharePartition, member_id: str, batches: Any, deadline: float) -> None:
-    """All of them or none: who is told of an error takes nothing as done."""
+    """Apply all of them or none: a client that gets an error assumes that nothing was acknowledged."""
     ranges = [(one.first_offset, one.last_offset, one.acknowledge_types or [ACCEPT]) for one in batches]
     ranges.sort(key=lambda one: one[0])
     for (first, last, types), before in zip(ranges, [-1, *(last for _, last, _ in ranges)], strict=False):
@@ -160,7 +161,7 @@ def acknowledge(share: SharePartition, member_id: str, batches: Any, deadline: f
 
 
 async def share_acknowledge(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
-    if fields.share_session_epoch == NEW:  # sessions begin with a fetch
+    if fields.share_session_epoch == NEW:  # a session starts with a ShareFetch
         return {"error_code": Code.INVALID_SHARE_SESSION_EPOCH}
     session, code = context.share_sessions.open(request.connection.share_sessions, fields)
     if session is None:
@@ -187,10 +188,10 @@ async def share_acknowledge(context: KafkaContext, request: Request, fields: Any
 async def share_fetch(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     only_renews = request.version >= RENEWS_FROM and fields.is_renew_ack
     if only_renews and any((fields.max_wait, fields.min_bytes, fields.max_bytes, fields.max_records)):
-        return {"error_code": Code.INVALID_REQUEST, "error_message": "a fetch that renews locks asks for nothing"}
+        return {"error_code": Code.INVALID_REQUEST, "error_message": "a fetch that renews locks cannot request records"}
     session, code = context.share_sessions.open(request.connection.share_sessions, fields)
     if session is None:
-        if code is Code.SHARE_SESSION_LIMIT_REACHED:  # as long as with nothing to read: it tries again at once
+        if code is Code.SHARE_SESSION_LIMIT_REACHED:  # wait as if nothing were readable: the client retries at once
             await asyncio.sleep(min(fields.max_wait, context.config.read_wait_ms_max) / 1000)
         return {"error_code": code}
     member_id = fields.member_id or ""
@@ -208,10 +209,10 @@ async def share_fetch(context: KafkaContext, request: Request, fields: Any) -> d
         shares.release_member(group, member_id)
     elif not only_renews:
         try:
-            await begin(context, readable, group, session.wanted)
+            await start_reading(context, readable, group, session.wanted)
         except HeadraceError as error:
             return {"error_code": code_of(error), "error_message": str(error)}
-        read = await take(context, request, group, session, member_id, fields)
+        read = await acquire(context, request, group, session, member_id, fields)
     return {
         "acquisition_lock_timeout": shares.settings_of(group.group_id).lock_ms,
         "responses": responses(results, read),
@@ -232,26 +233,26 @@ def responses(results: dict[Key, tuple[Code, str | None]], read: dict[Key, dict[
     return [{"topic_id": topic_id, "partitions": parts} for topic_id, parts in topics.items()]
 
 
-async def take(
+async def acquire(
     context: KafkaContext, request: Request, group: ShareGroup, session: ShareSession, member_id: str, fields: Any
 ) -> dict[Key, dict[str, Any]]:
-    """Records for the member, waiting for some as long as it is willing to."""
+    """Records for the member; waits for some until the request's max_wait."""
     deadline = context.loop.time() + min(fields.max_wait, context.config.read_wait_ms_max) / 1000
     arrivals: Arrivals | None = None
     try:
         while True:
-            if not context.admits(request):  # while it waited
+            if not context.admits(request):  # the users may have changed during the wait
                 return {}
             config = context.coordination.shares.settings_of(group.group_id)
             if arrivals is not None and arrivals.committed is config.reads_committed:
-                keys = arrivals.among(session.wanted)
+                keys = arrivals.take_fired(session.wanted)
             else:
                 if arrivals is not None:
                     arrivals.close()
                 arrivals, keys = Arrivals(group, committed=config.reads_committed), list(session.wanted)
-            # Before the look: reading from disk takes a while, and what comes in the meantime is not seen any more.
+            # Before reading: a read from disk takes a while, and records that arrive meanwhile must wake this fetch.
             watch(context, arrivals, keys, config)
-            read = await take_loaded(context, request, group, keys, session, member_id, fields)
+            read = await acquire_now(context, request, group, keys, session, member_id, fields)
             left_s = deadline - context.loop.time()
             if read or left_s <= 0 or request.connection.is_closed:
                 return read
@@ -268,7 +269,7 @@ def watch(context: KafkaContext, arrivals: Arrivals, keys: Iterable[Key], config
             arrivals.watch(key, partition, end_of(partition, config))
 
 
-async def take_loaded(
+async def acquire_now(
     context: KafkaContext,
     request: Request,
     group: ShareGroup,
@@ -291,12 +292,12 @@ async def take_loaded(
             find = partial(_next_chunk, context, partition, share, min(CHUNK_BYTES, bytes_left))
             found = await when_loaded(find)
             if request.connection.is_closed:
-                break  # while it was read: nobody would give back what it takes now
+                break  # it closed during the read: records acquired now would not be released
             if found is None:
                 continue
             first, chunk = found
             if bytes_left < bytes_max and len(chunk.data) > bytes_left:
-                continue  # one batch is sent whatever its size, but not of every partition
+                continue  # only the first batch of a response may exceed its limit
             taken = share.acquire(member_id, first, chunk.next_offset, room, shares.lock_deadline(group))
         except HeadraceError as error:
             read[key] = {"error_code": code_of(error), "error_message": str(error)}
@@ -317,20 +318,19 @@ async def take_loaded(
                 for one in taken
             ],
         }
-        if key in session.wanted:  # it may be forgotten by now; who was served goes to the end
+        if key in session.wanted:  # not forgotten meanwhile; partitions with records move to the end
             del session.wanted[key]
             session.wanted[key] = None
         if session.is_new:
-            # Members start together, and the first would have it all: as in Kafka, which answers with the partition
-            # whose state is there first, the others find something.
+            # The first response has records of one partition only, as in Kafka, which answers with the partition whose
+            # state is loaded first. Otherwise the first of several new members would acquire everything.
             session.is_new = False
             break
     return read
 
 
 def batches_until(data: Any, last: int) -> Any:
-    """Without the batches behind the one that holds the offset: who has room for few records, or for one that goes
-    alone, is not sent all of them."""
+    """The batches up to the one that contains the offset, for a member that acquired only a part of them."""
     for info in codec.scan(data, verify_crc=False):
         if info.next_offset > last:
             return memoryview(data)[: info.end]
@@ -340,7 +340,8 @@ def batches_until(data: Any, last: int) -> Any:
 def _next_chunk(
     context: KafkaContext, partition: Partition, share: SharePartition, bytes_max: int
 ) -> tuple[int, Any] | None:
-    """Asked anew after waiting for the disk: another member may have taken what was available."""
+    """(first offset, chunk) of the next available records. Called again after a wait for the disk, because another
+    member may have acquired them."""
     log, reads_committed = partition.log, share.settings.reads_committed
     aborted = context.coordination.producers.aborted(log) if reads_committed else NO_ABORTS
     while True:

@@ -1,4 +1,4 @@
-"""Where share groups stand, for those who administer them: shown, moved, removed."""
+"""The start offsets of share groups: described, altered and deleted by admin tools."""
 
 from typing import Any
 
@@ -81,7 +81,7 @@ async def alter_share_group_offsets(context: KafkaContext, request: Request, fie
             answer: dict[str, Any] = {"partition_index": part.partition_index}
             try:
                 if part.start_offset < 0:
-                    raise InvalidInput(f"offset {part.start_offset}")
+                    raise InvalidInput(f"invalid start offset {part.start_offset}")
                 starts[readable.partition(topic.topic_name, part.partition_index).log] = part.start_offset
             except HeadraceError as error:
                 answer.update(error_code=code_of(error), error_message=str(error))
