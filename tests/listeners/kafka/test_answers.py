@@ -53,7 +53,7 @@ async def test_offsets_by_every_kind_of_time(world: World, client: Client) -> No
     assert await offset_at(client, "times", 5001) == (-1, -1)
 
 
-async def test_a_buffer_is_used_again_only_if_nothing_writes_it_any_more(
+async def test_a_buffer_is_reused_only_if_no_write_can_be_reading_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a failure whoever waits is told at once, while the write of what they sent may still go on: the next
@@ -81,7 +81,7 @@ async def test_a_buffer_is_used_again_only_if_nothing_writes_it_any_more(
     assert after == during
 
 
-async def test_an_answer_that_can_not_be_made_ends_its_own_connection(
+async def test_a_response_that_fails_closes_only_its_own_connection(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic, other = await world.topic("unanswered"), await world.client()
@@ -93,7 +93,7 @@ async def test_an_answer_that_can_not_be_made_ends_its_own_connection(
     assert (await other.produce(topic, batch(b"b"))).base_offset == 1
 
 
-async def test_a_fetch_that_can_not_be_answered_ends_its_own_connection(
+async def test_a_fetch_that_fails_closes_only_its_own_connection(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic, other = await world.topic("unread"), await world.client()
@@ -127,7 +127,7 @@ async def test_an_epoch_ends_where_the_next_one_begins(
 
 
 @pytest.mark.parametrize("asked", [8, -1])
-async def test_nothing_is_known_of_where_an_epoch_ends_that_never_was(world: World, client: Client, asked: int) -> None:
+async def test_a_leader_epoch_that_never_was_has_no_end_offset(world: World, client: Client, asked: int) -> None:
     """Whoever has read in one that is still to come has read another log, before an older copy was put in its place:
     it begins anew, as with Kafka, instead of going on in the midst of other records."""
     topic = await world.topic(f"never{asked}")
@@ -146,7 +146,7 @@ async def test_nothing_is_known_of_where_an_epoch_ends_that_never_was(world: Wor
     ("given", "code"),
     [([[1]], Code.INVALID_REPLICA_ASSIGNMENT), ([[1], [9]], Code.INVALID_REPLICA_ASSIGNMENT), ([[1], [1]], Code.NONE)],
 )
-async def test_partitions_that_are_told_where_to_be_are_one_node_each(
+async def test_replica_assignments_must_name_this_broker_only(
     world: World, client: Client, given: list[list[int]], code: int
 ) -> None:
     topic = await world.topic(f"grows-{given}".translate(str.maketrans("[], ", "....")))
@@ -157,7 +157,7 @@ async def test_partitions_that_are_told_where_to_be_are_one_node_each(
     assert len(world.broker.streams.get(topic).partitions) == (1 if code else 3)
 
 
-async def test_a_client_with_another_epoch_is_told(world: World, client: Client) -> None:
+async def test_another_leader_epoch_is_fenced_or_unknown(world: World, client: Client) -> None:
     await world.topic("epochs")
     epoch = world.broker.streams.get("epochs").partitions[0].log.epoch
     for known, code in ((epoch, 0), (epoch - 1, Code.FENCED_LEADER_EPOCH), (epoch + 1, Code.UNKNOWN_LEADER_EPOCH)):
@@ -170,7 +170,7 @@ async def test_a_client_with_another_epoch_is_told(world: World, client: Client)
         assert answer.topics[0].partitions[0].error_code == code
 
 
-async def test_what_is_on_disk_is_loaded_though_there_is_something_else_to_read(
+async def test_cold_data_is_loaded_while_other_partitions_have_records_in_memory(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A partition that always has something new in memory kept those of the same consumer waiting for good that have
@@ -204,7 +204,7 @@ async def test_what_is_on_disk_is_loaded_though_there_is_something_else_to_read(
         assert sum(bool(topic.partitions[0].records) for topic in answer.responses) == count
 
 
-async def test_a_fetch_waits_for_as_many_bytes_as_it_asks_for(world: World, client: Client) -> None:
+async def test_a_fetch_waits_for_min_bytes(world: World, client: Client) -> None:
     await world.topic("patient")
     writer = await world.client()
     messages, sent = world.context.stats.messages_out, world.context.stats.bytes_out
@@ -220,9 +220,7 @@ async def test_a_fetch_waits_for_as_many_bytes_as_it_asks_for(world: World, clie
     assert world.context.stats.bytes_out - sent == 3 * len(one)
 
 
-async def test_only_the_first_batch_of_an_answer_is_larger_than_what_was_asked_for(
-    world: World, client: Client
-) -> None:
+async def test_only_the_first_batch_may_exceed_max_bytes(world: World, client: Client) -> None:
     """librdkafka closes the connection at an answer larger than its fetch.max.bytes allows, and asks the same again.
     What does not fit is not waited for, either."""
     await world.topic("tight", 3)
@@ -293,7 +291,7 @@ async def test_producers_and_transactions_are_described(world: World, client: Cl
 
 
 @pytest.mark.parametrize("codec", [0, 1])
-async def test_a_compacted_topic_takes_no_record_without_a_key(world: World, client: Client, codec: int) -> None:
+async def test_a_compacted_topic_refuses_records_without_a_key(world: World, client: Client, codec: int) -> None:
     """It could never be compacted away. Kafka says INVALID_RECORD, and clients tell their callers."""
     topic = f"compacted-{codec}"
     await world.topic(topic)
@@ -317,7 +315,7 @@ async def delete_records(client: Client, topic: str, offset: int) -> int:
     return int(part.error_code)
 
 
-async def test_records_of_a_topic_that_only_compacts_are_not_deleted(world: World, client: Client) -> None:
+async def test_delete_records_is_refused_on_a_compacted_topic(world: World, client: Client) -> None:
     topic = await world.topic("kept", cleanup_policy="compact")
     await client.produce(topic, records.build([(b"k", b"v", (), 1)]))
     assert await delete_records(client, topic, 1) == Code.POLICY_VIOLATION
@@ -325,7 +323,7 @@ async def test_records_of_a_topic_that_only_compacts_are_not_deleted(world: Worl
     assert await delete_records(client, topic, 1) == Code.NONE
 
 
-async def test_who_reads_committed_records_begins_where_the_log_does(world: World, client: Client) -> None:
+async def test_read_committed_starts_at_the_log_start(world: World, client: Client) -> None:
     """Though the open transaction that it waits for began before what was deleted: told to begin there, it was told
     then that there is nothing, and so on."""
     topic = await world.topic("cut")
@@ -338,21 +336,19 @@ async def test_who_reads_committed_records_begins_where_the_log_does(world: Worl
     assert await offset_at(client, topic, LATEST, isolation=1) == (2, -1)
 
 
-async def test_the_newest_record_of_an_open_transaction_is_not_for_who_reads_committed(
-    world: World, client: Client
-) -> None:
+async def test_max_timestamp_excludes_open_transactions_with_read_committed(world: World, client: Client) -> None:
     topic = await world.topic("newest")
     await transaction(client, "newest", topic)
     assert (await offset_at(client, topic, MAX_TIMESTAMP))[0] == 0
     assert await offset_at(client, topic, MAX_TIMESTAMP, isolation=1) == (-1, -1)
 
 
-async def test_a_fetch_that_asks_for_no_bytes_is_answered_at_once(world: World, client: Client) -> None:
+async def test_a_fetch_with_min_bytes_0_is_answered_at_once(world: World, client: Client) -> None:
     topic = await world.topic("hasty")
     assert (await client.fetch(topic, max_wait=10 * 60_000, min_bytes=0)).error_code == 0
 
 
-async def test_a_batch_of_a_producer_with_an_id_comes_alone(world: World, client: Client) -> None:
+async def test_an_idempotent_producers_batch_must_be_the_only_one(world: World, client: Client) -> None:
     """Behind one of a producer without, nobody looked at it: a transaction that nobody could end was in the log."""
     topic = await world.topic("hidden")
     hidden = batch(b"b", producer_id=4711, producer_epoch=0, base_sequence=7, transactional=True)
@@ -362,7 +358,7 @@ async def test_a_batch_of_a_producer_with_an_id_comes_alone(world: World, client
 
 
 @pytest.mark.parametrize("version", [3, 6])
-async def test_there_is_no_coordinator_of_an_unknown_kind(client: Client, version: int) -> None:
+async def test_an_unknown_coordinator_type_is_refused(client: Client, version: int) -> None:
     for kind in (2, 3, -1):
         asked = {"key": "k"} if version < 4 else {"coordinator_keys": ["k"]}
         answer = await client.call(Api.FIND_COORDINATOR, version, key_type=kind, **asked)
@@ -370,7 +366,7 @@ async def test_there_is_no_coordinator_of_an_unknown_kind(client: Client, versio
         assert (one.error_code, one.node_id) == (Code.INVALID_REQUEST, -1)
 
 
-async def test_one_node_elects_and_moves_nothing(world: World, client: Client) -> None:
+async def test_elections_and_reassignments_change_nothing(world: World, client: Client) -> None:
     await world.topic("led")
     asked = [{"topic": "led", "partitions": [0, 7]}]
     [result] = (await client.call(Api.ELECT_LEADERS, 2, topic_partitions=asked)).replica_election_results
@@ -397,7 +393,7 @@ class Compared(str):
         return str.__eq__(self, other)
 
 
-async def test_names_of_many_new_topics_are_not_each_compared_with_all(world: World) -> None:
+async def test_creating_many_topics_does_not_compare_each_with_all(world: World) -> None:
     """A request has room for 20,000 of them, and nobody else is served meanwhile."""
     fields = SimpleNamespace(topics=[SimpleNamespace(name=Compared("again")) for _ in range(1000)])
     asked: Any = SimpleNamespace(connection=SimpleNamespace(access=None))
@@ -407,7 +403,7 @@ async def test_names_of_many_new_topics_are_not_each_compared_with_all(world: Wo
 
 
 @pytest.mark.parametrize(("limit", "pages"), [(2, 3), (0, 5), (-1, 5)])
-async def test_topic_partitions_come_in_pages(world: World, client: Client, limit: int, pages: int) -> None:
+async def test_topic_partitions_are_described_in_pages(world: World, client: Client, limit: int, pages: int) -> None:
     """Of one at least: whoever asks for none would ask for ever."""
     for name, partitions in (("paged-a", 3), ("paged-b", 2)):
         if world.broker.streams.find(name) is None:
@@ -444,7 +440,7 @@ async def test_offsets_of_a_group_are_deleted_unless_it_reads_the_topic(world: W
     )
 
 
-async def test_offsets_of_a_group_with_members_that_are_no_consumers_stay(world: World, client: Client) -> None:
+async def test_offsets_of_a_group_with_another_protocol_type_are_not_deleted(world: World, client: Client) -> None:
     """What Kafka Connect's workers read nobody can see in what they say."""
     await world.topic("worked")
     part = {"partition_index": 0, "committed_offset": 3}
@@ -459,7 +455,7 @@ async def test_offsets_of_a_group_with_members_that_are_no_consumers_stay(world:
     assert (answer.error_code, answer.topics) == (Code.NON_EMPTY_GROUP, [])
 
 
-async def test_a_topic_is_encoded_once_for_all_who_ask(
+async def test_metadata_of_a_topic_is_encoded_once(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """10,000 partitions are a megabyte of metadata: nobody waits while it is made again for each client."""
@@ -485,7 +481,7 @@ async def test_a_topic_is_encoded_once_for_all_who_ask(
     assert encoded == ["cached-3"]
 
 
-async def test_what_clients_of_2021_ask_with_versions_that_kafka_has_no_more(world: World, client: Client) -> None:
+async def test_versions_that_kafka_dropped_and_clients_of_2021_use(world: World, client: Client) -> None:
     """librdkafka, Sarama and kafka-go; the bytes of these versions are in tests/wire/kafka/test_older.py."""
     topic = {"name": "old", "num_partitions": 1, "replication_factor": 1}
     made = [await client.call(Api.CREATE_TOPICS, version, topics=[topic], timeout=1000) for version in (0, 1)]

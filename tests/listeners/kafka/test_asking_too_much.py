@@ -31,7 +31,7 @@ async def test_a_fetch_of_everything_is_bounded(world: World, client: Client) ->
     assert len(result.records) <= (1 << 20) + 1000, "the partition's own limit"
 
 
-async def test_a_fetch_of_everything_from_everywhere_is_bounded(world: World, client: Client) -> None:
+async def test_a_fetch_of_all_partitions_is_bounded(world: World, client: Client) -> None:
     bound = world.context.flow.answer_bytes_max()
     partitions = 2 + bound // (1 << 20)
     await world.topic("wide", partitions)
@@ -60,7 +60,7 @@ async def test_a_fetch_of_many_partitions_is_answered(client: Client) -> None:
     assert codes <= {0, Code.UNKNOWN_TOPIC_OR_PARTITION}
 
 
-async def test_a_client_that_says_it_is_a_broker_gets_nothing(client: Client) -> None:
+async def test_a_fetch_with_a_replica_id_is_refused(client: Client) -> None:
     answer = await client.call(
         Api.FETCH,
         12,
@@ -76,7 +76,7 @@ async def test_offsets_outside_the_log_are_out_of_range(client: Client, offset: 
     assert (await client.fetch("t", offset)).error_code == code
 
 
-async def test_a_session_of_names_is_not_one_of_ids(world: World, client: Client) -> None:
+async def test_a_session_cannot_change_from_names_to_ids(world: World, client: Client) -> None:
     """The answer would be made when something arrives, by whoever confirms that: it has no room for a name."""
     await world.topic("named")
     asked = {"max_wait": 60_000, "min_bytes": 1, "max_bytes": 1 << 20}
@@ -88,7 +88,7 @@ async def test_a_session_of_names_is_not_one_of_ids(world: World, client: Client
     assert answer.error_code == Code.FETCH_SESSION_TOPIC_ID_ERROR
 
 
-async def test_a_session_that_is_begun_again_and_again_leaves_nothing_behind(world: World) -> None:
+async def test_repeatedly_started_sessions_leave_nothing_behind(world: World) -> None:
     client = await world.client()
     before, session = len(world.context.fetch_sessions.by_id), 0
     for _ in range(20):
@@ -117,20 +117,20 @@ AGAIN_AND_AGAIN: list[tuple[Api, int, dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("api", "version", "fields", "answers"), AGAIN_AND_AGAIN, ids=[one[0].name for one in AGAIN_AND_AGAIN]
 )
-async def test_what_is_named_again_and_again_is_described_once(
+async def test_a_resource_named_many_times_is_described_once(
     client: Client, api: Api, version: int, fields: dict[str, Any], answers: str
 ) -> None:
     """A name takes a few bytes, and what there is to say of it may be megabytes: nobody has memory for that."""
     assert len(getattr(await client.call(api, version, **fields), answers)) == 1
 
 
-async def test_the_producers_of_a_partition_are_described_once(client: Client) -> None:
+async def test_a_partitions_producers_are_described_once(client: Client) -> None:
     asked = [{"name": "t", "partition_indexes": [0] * 1000}] * 2
     answer = await client.call(Api.DESCRIBE_PRODUCERS, 0, topics=asked)
     assert [len(topic.partitions) for topic in answer.topics] == [1, 0]
 
 
-async def test_a_request_that_names_more_than_anybody_has_is_not_worked_on(
+async def test_a_request_that_names_too_many_elements_closes_the_connection(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody else would be served meanwhile."""
@@ -153,9 +153,7 @@ async def test_a_request_that_names_more_than_anybody_has_is_not_worked_on(
     await alive(world)
 
 
-async def test_others_have_their_turn_while_a_long_request_is_answered(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_long_request_yields_to_other_clients(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     rests: list[None] = []
 
     async def rest(self: YieldEvery) -> None:
@@ -193,7 +191,7 @@ async def begin_session(client: Client) -> int:
     return int((await client.call(Api.FETCH, 12, max_wait=0, session_id=0, session_epoch=0)).session_id)
 
 
-async def test_one_connection_does_not_take_all_sessions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_connection_cannot_use_up_all_sessions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It loses those that it has not used for longest."""
     greedy, other = await world.client(), await world.client()
     monkeypatch.setattr(fetch_sessions, "SESSIONS_MAX", len(world.context.fetch_sessions.by_id) + 6)
@@ -204,7 +202,7 @@ async def test_one_connection_does_not_take_all_sessions(world: World, monkeypat
         client.close()
 
 
-async def test_a_session_that_nobody_uses_makes_room_for_another(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_session_is_evicted_for_another(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {"max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 20, "topics": []}
     clients = [await world.client() for _ in range(3)]
     monkeypatch.setattr(world.context.fetch_sessions, "by_id", {})
@@ -223,7 +221,7 @@ async def test_a_session_that_nobody_uses_makes_room_for_another(world: World, m
         client.close()
 
 
-async def test_a_session_does_not_grow_without_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_cannot_grow_without_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Partitions are added to it by every fetch, if somebody likes, whether they exist or not."""
     monkeypatch.setattr(context, "ELEMENTS_MAX", 100)
     client, before, number = await world.client(), world.context.fetch_sessions.partitions, itertools.count()
@@ -239,9 +237,7 @@ async def test_a_session_does_not_grow_without_end(world: World, monkeypatch: py
     assert session not in world.context.fetch_sessions.by_id and world.context.fetch_sessions.partitions == before
 
 
-async def test_all_sessions_together_have_room_for_so_many_partitions(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_partitions_of_all_sessions_are_limited(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     client, other = await world.client(), await world.client()
     before = world.context.fetch_sessions.partitions
     monkeypatch.setattr(fetch_sessions, "PARTITIONS_MAX", before + 5)
@@ -258,6 +254,6 @@ async def test_all_sessions_together_have_room_for_so_many_partitions(
     other.close()
 
 
-async def test_sessions_that_never_were_are_not_found(client: Client) -> None:
+async def test_unknown_sessions_are_not_found(client: Client) -> None:
     answer = await client.call(Api.FETCH, 12, max_wait=0, session_id=12345, session_epoch=3)
     assert answer.error_code == Code.FETCH_SESSION_ID_NOT_FOUND

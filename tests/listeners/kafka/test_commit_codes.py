@@ -87,7 +87,7 @@ async def test_a_rebalance_does_not_refuse_offsets_of_a_transaction(client: Clie
     assert await commit_in_transaction(client, wrong, member_id=joined.member_id) == Code.ILLEGAL_GENERATION
 
 
-async def test_a_member_of_the_new_protocol_commits_right_after_a_restart(tmp_path: Path) -> None:
+async def test_a_consumer_group_member_can_commit_right_after_a_restart(tmp_path: Path) -> None:
     """Before its next heartbeat."""
     async with world_at(tmp_path) as world:
         await world.topic("t")
@@ -100,19 +100,19 @@ async def test_a_member_of_the_new_protocol_commits_right_after_a_restart(tmp_pa
         assert await commit(client, epoch) == Code.NONE
 
 
-async def test_a_member_of_a_group_that_is_not_there_is_unknown(client: Client) -> None:
+async def test_a_member_of_a_missing_group_is_unknown(client: Client) -> None:
     """A Java consumer of the new protocol ends its commitSync with "Unexpected error" at any other code."""
     assert await commit(client, 1) == Code.UNKNOWN_MEMBER_ID
     assert await commit(client, 1, version=8) == Code.ILLEGAL_GENERATION, "of a classic member, for certain"
     assert await commit_in_transaction(client, 1) == Code.ILLEGAL_GENERATION
 
 
-async def test_a_generation_that_is_over_is_said_to_a_classic_member(client: Client) -> None:
+async def test_a_classic_member_with_an_old_generation_gets_illegal_generation(client: Client) -> None:
     joined = await join(client)
     assert await commit(client, joined.generation_id - 1, member_id=joined.member_id) == Code.ILLEGAL_GENERATION
 
 
-async def test_a_commit_that_the_disk_has_no_room_for_is_tried_again(
+async def test_a_commit_on_a_full_disk_is_retriable(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients ask for the coordinator and commit once more; a failing disk's own code they do not expect here."""
@@ -132,7 +132,7 @@ async def test_a_commit_that_the_disk_has_no_room_for_is_tried_again(
     assert await commit(client, epoch) == Code.NONE
 
 
-async def test_offsets_of_a_transaction_that_changes_just_now_are_committed_again(
+async def test_a_txn_offset_commit_during_a_transition_is_retriable(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sent once more after a time-out, say, while the first are on their way to the disk. In Kafka a group takes them,
@@ -145,7 +145,7 @@ async def test_offsets_of_a_transaction_that_changes_just_now_are_committed_agai
     assert await commit_in_transaction(client, -1, member_id="") == Code.COORDINATOR_LOAD_IN_PROGRESS
 
 
-async def test_a_transaction_that_the_disk_has_no_room_for_is_tried_again(
+async def test_a_transaction_on_a_full_disk_is_retriable(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in Kafka: a storage error is not what producers expect of a coordinator."""
@@ -174,7 +174,7 @@ async def test_a_transaction_that_the_disk_has_no_room_for_is_tried_again(
     assert codes == [Code.COORDINATOR_NOT_AVAILABLE] * 4
 
 
-async def test_a_producer_id_that_the_disk_has_no_room_for_is_asked_for_again(
+async def test_init_producer_id_on_a_full_disk_is_retriable(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Java looks for the coordinator of its transactional id if that is not there, and has none."""
@@ -187,7 +187,7 @@ async def test_a_producer_id_that_the_disk_has_no_room_for_is_asked_for_again(
     assert asked.error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
 
 
-async def test_a_share_group_that_the_disk_has_no_room_for_is_joined_again(
+async def test_joining_a_share_group_on_a_full_disk_is_retriable(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any other code ends a Java share consumer."""

@@ -61,7 +61,7 @@ def nonsense(schema: Any, rng: random.Random, topic_id: bytes) -> dict[str, Any]
     return values
 
 
-async def test_requests_that_make_no_sense_find_no_bug(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_well_formed_nonsense_requests_find_no_bug(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     rng = random.Random(5)
     async with world_at(tmp_path) as world:
@@ -80,7 +80,7 @@ async def test_requests_that_make_no_sense_find_no_bug(tmp_path: Path, caplog: p
     assert bugs == []
 
 
-async def test_bytes_that_are_nothing_find_no_bug(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_random_bytes_find_no_bug(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     rng = random.Random(6)
     async with world_at(tmp_path) as world:

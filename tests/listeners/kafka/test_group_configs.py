@@ -38,14 +38,14 @@ async def configured(client: Client) -> dict[str, str]:
     return {one.name: one.value for one in answer.configs if one.config_source != SOURCE_DEFAULT}
 
 
-async def test_of_two_who_change_a_group_at_once_none_loses_its_change(tmp_path: Path) -> None:
+async def test_concurrent_changes_of_a_group_are_both_applied(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         shares = world.context.coordination.shares
         await asyncio.gather(shares.configure("s", {"lock_ms": 20_000}), shares.configure("s", {"attempts_max": 7}))
         assert shares.settings_of("s") == GroupConfig(lock_ms=20_000, attempts_max=7)
 
 
-async def test_what_a_group_is_told_about_itself_holds_for_it_and_after_a_restart(tmp_path: Path) -> None:
+async def test_group_configs_apply_to_their_group_and_survive_a_restart(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         client = await world.client()
         assert await configured(client) == {}
@@ -92,7 +92,7 @@ async def test_what_a_group_is_told_about_itself_holds_for_it_and_after_a_restar
         ("consumer_assignor_offload_enable", "1"),
     ],
 )
-async def test_a_wrong_setting_of_a_group_changes_nothing(tmp_path: Path, name: str, value: str) -> None:
+async def test_an_invalid_group_config_changes_nothing(tmp_path: Path, name: str, value: str) -> None:
     async with world_at(tmp_path) as world:
         client = await world.client()
         change = {"share_heartbeat_interval_ms": "7000", name: value}
@@ -102,7 +102,7 @@ async def test_a_wrong_setting_of_a_group_changes_nothing(tmp_path: Path, name: 
         assert await configured(client) == {}
 
 
-async def test_locks_of_one_group_end_though_those_of_another_last_longer(tmp_path: Path) -> None:
+async def test_lock_durations_are_per_group(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         await (await world.client()).produce("t", batch(b"x"))
@@ -123,12 +123,12 @@ async def test_locks_of_one_group_end_though_those_of_another_last_longer(tmp_pa
         shares.close()
 
 
-def test_what_a_group_was_told_when_there_was_one_thing_to_tell_is_still_known() -> None:
+def test_group_configs_stored_in_the_first_format_are_still_read() -> None:
     assert decode(b"earliest") == GroupConfig(start="earliest")
     assert decode(encode(GroupConfig(lock_ms=20_000))) == GroupConfig(lock_ms=20_000)
 
 
-async def test_groups_that_were_told_something_are_listed_though_they_are_not_there_yet(tmp_path: Path) -> None:
+async def test_configured_groups_are_listed_before_they_exist(tmp_path: Path) -> None:
     """kafka-configs says of one that is not that it has no settings."""
     async with world_at(tmp_path) as world:
         await world.topic("t")

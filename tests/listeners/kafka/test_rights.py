@@ -133,7 +133,7 @@ def end_of(world: World, topic: str = TOPIC) -> int:
     return int(world.broker.streams.get(topic).partitions[0].log.visible_end)
 
 
-async def test_every_api_is_refused_to_who_has_no_right_and_changes_nothing(world: World, ann: Client) -> None:
+async def test_every_api_is_refused_without_permission_and_changes_nothing(world: World, ann: Client) -> None:
     assert NEEDED.keys() | FREE | LISTS == VERSIONS.keys(), "a new API belongs in the table"
     before = end_of(world), sorted(world.broker.streams.names("/"))
     for api, (_, code) in NEEDED.items():
@@ -144,9 +144,7 @@ async def test_every_api_is_refused_to_who_has_no_right_and_changes_nothing(worl
     assert world.context.coordination.groups.listing() == []
 
 
-async def test_every_version_has_words_for_a_refusal(
-    world: World, ann: Client, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_every_version_reports_a_refusal(world: World, ann: Client, caplog: pytest.LogCaptureFixture) -> None:
     await allow(world, "ann")
     before = end_of(world), sorted(world.broker.streams.names("/"))
     for api in NEEDED:
@@ -159,7 +157,7 @@ async def test_every_version_has_words_for_a_refusal(
 
 
 @pytest.mark.parametrize("right", ["read", "write", "configure"])
-async def test_each_right_opens_what_the_table_says(world: World, ann: Client, right: str) -> None:
+async def test_each_permission_allows_the_apis_in_the_table(world: World, ann: Client, right: str) -> None:
     await allow(world, "ann", **{right: ".*"})
     for api, (enough, _) in NEEDED.items():
         if api is Api.DELETE_TOPICS and "gone" not in world.broker.streams.names("/"):
@@ -168,7 +166,7 @@ async def test_each_right_opens_what_the_table_says(world: World, ann: Client, r
         assert bool(refused) == (right not in enough), (api, right, refused)
 
 
-async def test_the_broker_itself_is_for_its_administrator(world: World, root: Client) -> None:
+async def test_broker_apis_need_an_administrator(world: World, root: Client) -> None:
     for api, (_, code) in NEEDED.items():
         if code == CLUSTER_REFUSED:
             assert not REFUSALS & await ask(root, api), api
@@ -184,7 +182,7 @@ async def test_the_broker_itself_is_for_its_administrator(world: World, root: Cl
     assert answer.results[0].error_code == CLUSTER_REFUSED
 
 
-async def test_nothing_of_a_refused_produce_is_stored_and_the_rest_of_the_request_is(world: World, ann: Client) -> None:
+async def test_refused_partitions_of_a_produce_are_not_stored_and_the_others_are(world: World, ann: Client) -> None:
     await world.topic("mine")
     await allow(world, "ann", write="^mine$")
     before = end_of(world)
@@ -203,7 +201,7 @@ async def test_nothing_of_a_refused_produce_is_stored_and_the_rest_of_the_reques
     assert (end_of(world), end_of(world, "mine")) == (before, 1)
 
 
-async def test_a_right_that_is_taken_away_is_gone_with_the_next_request(world: World, ann: Client) -> None:
+async def test_a_revoked_permission_is_gone_with_the_next_request(world: World, ann: Client) -> None:
     await allow(world, "ann", write="t", read="t")
     assert (await ann.produce(TOPIC, batch(b"a"))).error_code == 0
     await allow(world, "ann", read="t")
@@ -217,7 +215,7 @@ async def test_a_right_that_is_taken_away_is_gone_with_the_next_request(world: W
     assert (await ann.produce(TOPIC, batch(b"b"))).error_code == 0
 
 
-async def test_a_fetch_that_waits_is_not_answered_with_what_may_not_be_read_any_more(
+async def test_a_waiting_fetch_does_not_return_topics_whose_permission_was_revoked(
     world: World, ann: Client, root: Client
 ) -> None:
     await allow(world, "ann", read="t")
@@ -230,7 +228,7 @@ async def test_a_fetch_that_waits_is_not_answered_with_what_may_not_be_read_any_
     assert (answer.error_code, answer.records) == (TOPIC_REFUSED, b"")
 
 
-async def test_lists_show_what_is_for_the_user(world: World, ann: Client, root: Client) -> None:
+async def test_lists_include_only_permitted_resources(world: World, ann: Client, root: Client) -> None:
     for name in ("seen", "hidden"):
         await world.topic(f"{name}-topic")
         await root.call(
@@ -253,7 +251,7 @@ async def test_lists_show_what_is_for_the_user(world: World, ann: Client, root: 
     assert answer.groups[0].topics == [], "offsets of topics that may not be read"
 
 
-async def test_topics_are_asked_for_by_their_names_when_ids_are_given(world: World, ann: Client) -> None:
+async def test_topic_ids_are_authorized_by_the_topics_name(world: World, ann: Client) -> None:
     topic_id = world.context.topics.id_of(world.broker.streams.get(TOPIC))
     await allow(world, "ann")
     wanted = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}
@@ -269,7 +267,7 @@ async def test_topics_are_asked_for_by_their_names_when_ids_are_given(world: Wor
     assert answer.responses[0].partitions[0].error_code == 0
 
 
-async def test_a_transactional_batch_takes_the_right_on_its_producers_id(
+async def test_a_transactional_batch_needs_the_permission_on_its_producers_transactional_id(
     world: World, ann: Client, root: Client
 ) -> None:
     """Whichever id the request names: who knows the number of another's producer is not that producer."""
@@ -309,7 +307,7 @@ async def test_a_transactional_batch_takes_the_right_on_its_producers_id(
     assert ended.error_code == 0
 
 
-async def test_a_group_may_be_shared_and_its_topics_not(world: World, ann: Client) -> None:
+async def test_permission_on_a_group_does_not_include_its_topics(world: World, ann: Client) -> None:
     await allow(world, "ann", read="^g$")
     topics = [{"name": TOPIC, "partitions": [{"partition_index": 0, "committed_offset": 1}]}]
     fields = {"group_id": "g", "generation_id_or_member_epoch": -1, "topics": topics}
@@ -321,7 +319,7 @@ async def test_a_group_may_be_shared_and_its_topics_not(world: World, ann: Clien
     assert (await ann.call(Api.CONSUMER_GROUP_HEARTBEAT, 1, **asked)).error_code == TOPIC_REFUSED
 
 
-async def test_topics_may_be_read_and_a_group_not(world: World, ann: Client, root: Client) -> None:
+async def test_permission_on_topics_does_not_include_a_group(world: World, ann: Client, root: Client) -> None:
     topics = [{"name": TOPIC, "partitions": [{"partition_index": 0, "committed_offset": 1}]}]
     await root.call(Api.OFFSET_COMMIT, 8, group_id="theirs", generation_id_or_member_epoch=-1, topics=topics)
     await root.call(Api.INIT_PRODUCER_ID, 1, transactional_id="anns", transaction_timeout=1000)
@@ -346,7 +344,7 @@ async def test_topics_may_be_read_and_a_group_not(world: World, ann: Client, roo
     assert world.context.coordination.groups.offsets.get("theirs", TOPIC, 0) == kept
 
 
-async def test_transactions_are_found_by_who_may_write_to_them(world: World, ann: Client, root: Client) -> None:
+async def test_transactions_are_visible_to_users_who_may_write_to_them(world: World, ann: Client, root: Client) -> None:
     made = await root.call(Api.INIT_PRODUCER_ID, 1, transactional_id="open", transaction_timeout=60_000)
     who = {"producer_id": made.producer_id, "producer_epoch": made.producer_epoch}
     await root.call(
@@ -367,9 +365,7 @@ async def test_transactions_are_found_by_who_may_write_to_them(world: World, ann
     assert (await ann.call(Api.END_TXN, 3, transactional_id="open", committed=False, **who)).error_code == 0
 
 
-async def test_a_share_group_is_given_no_topic_that_its_member_may_not_read(
-    world: World, ann: Client, root: Client
-) -> None:
+async def test_a_share_group_member_gets_no_topic_that_it_may_not_read(world: World, ann: Client, root: Client) -> None:
     await world.topic("shared")
     topic_id = world.context.topics.id_of(world.broker.streams.get("shared"))
     await allow(world, "ann", read="^(shared|anns)$")
@@ -404,9 +400,7 @@ async def test_a_share_group_is_given_no_topic_that_its_member_may_not_read(
     assert [one.topic_name for one in group.topics] == ["shared"], "it is there"
 
 
-async def test_settings_of_groups_are_read_by_readers_and_changed_by_those_who_configure(
-    world: World, ann: Client
-) -> None:
+async def test_group_configs_need_read_to_describe_and_configure_to_alter(world: World, ann: Client) -> None:
     await allow(world, "ann", read="^anns$", configure="^theirs$")
     change = [{"name": "share.auto.offset.reset", "config_operation": 0, "value": "earliest"}]
     for name, described, altered in (("anns", 0, GROUP_REFUSED), ("theirs", GROUP_REFUSED, 0)):
@@ -418,7 +412,7 @@ async def test_settings_of_groups_are_read_by_readers_and_changed_by_those_who_c
         assert answer.responses[0].error_code == altered
 
 
-async def test_a_subscription_by_pattern_is_for_topics_that_may_be_read(world: World, ann: Client) -> None:
+async def test_a_subscription_pattern_matches_only_readable_topics(world: World, ann: Client) -> None:
     for topic in ("p-read", "p-written", "p-hidden"):
         await world.topic(topic)
     await allow(world, "ann", read="^(p-read|p-group)$", write="^p-written$")
@@ -432,7 +426,7 @@ async def test_a_subscription_by_pattern_is_for_topics_that_may_be_read(world: W
     assert len(answer.assignment.topic_partitions) == 2, "and what it may read is as of now"
 
 
-async def test_a_refusal_is_in_the_log_once(world: World, ann: Client, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refusal_is_logged_once(world: World, ann: Client, caplog: pytest.LogCaptureFixture) -> None:
     await allow(world, "ann")
     for _ in range(3):
         assert (await ann.produce(TOPIC, batch(b"a"))).error_code == TOPIC_REFUSED

@@ -26,7 +26,7 @@ def produce_body(topic: str, data: bytes) -> bytes:
     return written(make(load_request_schema(Api.PRODUCE, 9), {"acks": -1, "timeout": 1000, "topic_data": topics}))
 
 
-async def test_a_session_of_a_thousand_partitions_says_only_what_is_new(tmp_path: Path) -> None:
+async def test_a_session_of_a_thousand_partitions_returns_only_changes(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("wide", PARTITIONS)
         client = await world.client()
@@ -49,7 +49,7 @@ async def test_a_session_of_a_thousand_partitions_says_only_what_is_new(tmp_path
         assert len(log._waiters) <= 1, "one watch for all those fetches"
 
 
-async def test_r5_connections_that_go_leave_nothing_behind(tmp_path: Path) -> None:
+async def test_r5_closed_connections_leave_nothing_behind(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         for _ in range(2):
@@ -67,7 +67,7 @@ async def test_r5_connections_that_go_leave_nothing_behind(tmp_path: Path) -> No
         assert not world.context._tasks
 
 
-async def test_producers_share_the_memory_that_waits_for_the_disk(
+async def test_producers_share_the_memory_of_requests_that_wait_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each may have little waiting, so that all of them together do not have much; everything is stored."""
@@ -92,7 +92,7 @@ async def test_producers_share_the_memory_that_waits_for_the_disk(
         assert world.listener.pipelines.heavy == 0
 
 
-async def test_spare_buffers_are_given_back_when_memory_is_short_or_nobody_needs_them(tmp_path: Path) -> None:
+async def test_spare_buffers_are_released_when_memory_is_short_or_they_are_unused(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -104,7 +104,7 @@ async def test_spare_buffers_are_given_back_when_memory_is_short_or_nobody_needs
             assert spare.held_bytes() == 0
 
 
-async def test_a_thousand_long_polls_cost_nothing_until_their_record_comes(
+async def test_a_thousand_long_polls_cost_nothing_until_their_record_arrives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each connection looks when it asks and when it is woken, however much happens elsewhere."""

@@ -147,9 +147,7 @@ async def until_stuck(world: World) -> FileSending:
             await asyncio.sleep(0.01)
 
 
-async def test_a_slow_client_gets_every_byte_in_the_order_it_asked_for(
-    world: World, client: Slow, sent: list[int]
-) -> None:
+async def test_a_slow_client_gets_every_byte_in_request_order(world: World, client: Slow, sent: list[int]) -> None:
     answers = expected(world)
     await client.ask(*answers)
     await until_stuck(world)
@@ -159,7 +157,7 @@ async def test_a_slow_client_gets_every_byte_in_the_order_it_asked_for(
     assert len(sent) >= len(answers) and max(sent) > 900_000
 
 
-async def test_small_answers_wait_for_the_large_ones_before_them(world: World, client: Slow, sent: list[int]) -> None:
+async def test_small_responses_wait_for_the_large_ones_before_them(world: World, client: Slow, sent: list[int]) -> None:
     answers = expected(world)
     asked: list[bytes] = []
     for offset in answers:
@@ -176,7 +174,7 @@ async def test_small_answers_wait_for_the_large_ones_before_them(world: World, c
     assert sent
 
 
-async def test_a_client_that_leaves_in_the_midst_takes_nothing_with_it(world: World, client: Slow) -> None:
+async def test_a_client_that_disconnects_during_a_response_leaks_nothing(world: World, client: Slow) -> None:
     await client.ask(*expected(world))
     stuck = await until_stuck(world)
     client.leave()
@@ -193,7 +191,7 @@ async def test_a_client_that_leaves_in_the_midst_takes_nothing_with_it(world: Wo
     assert (await other.fetch("large", BATCH)).error_code == 0
 
 
-async def test_a_client_that_asks_no_more_is_still_answered(world: World, client: Slow) -> None:
+async def test_a_half_closed_client_still_gets_its_responses(world: World, client: Slow) -> None:
     answers = expected(world)
     await client.ask(*answers)
     await until_stuck(world)
@@ -204,7 +202,7 @@ async def test_a_client_that_asks_no_more_is_still_answered(world: World, client
             await client.answer()
 
 
-async def test_what_has_left_memory_meanwhile_is_loaded_off_the_event_loop(
+async def test_a_range_that_left_the_page_cache_is_loaded_off_the_event_loop(
     world: World, client: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = expected(world)
@@ -227,7 +225,7 @@ async def test_what_has_left_memory_meanwhile_is_loaded_off_the_event_loop(
     assert loads
 
 
-async def test_a_part_that_has_left_memory_behind_another_is_not_waited_for_either(
+async def test_a_later_range_that_left_the_page_cache_does_not_block_the_loop(
     world: World, client: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = expected(world)
@@ -249,7 +247,7 @@ async def test_a_part_that_has_left_memory_behind_another_is_not_waited_for_eith
     assert positions and gone not in positions
 
 
-async def test_with_no_descriptor_left_to_wait_with_the_connection_ends_rather_than_hangs(
+async def test_without_free_descriptors_the_connection_closes_instead_of_hanging(
     world: World, client: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     really = os.dup
@@ -267,7 +265,7 @@ async def test_with_no_descriptor_left_to_wait_with_the_connection_ends_rather_t
             await client.answer()
 
 
-async def test_a_file_that_ends_too_early_ends_the_connection_and_no_other(
+async def test_a_truncated_file_closes_only_its_own_connection(
     world: World, client: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = expected(world)
@@ -282,7 +280,7 @@ async def test_a_file_that_ends_too_early_ends_the_connection_and_no_other(
     assert (await other.fetch("large", BATCH)).error_code == 0
 
 
-async def test_a_stop_sends_what_was_begun(tmp_path: Path) -> None:
+async def test_shutdown_sends_responses_that_were_started(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await fill(world)
         answers = expected(world)

@@ -17,7 +17,7 @@ from tests.listeners.kafka.test_share_offsets import beat, take
 from tests.listeners.kafka.world import Client, Closed, World, batch, world_at
 
 
-async def test_what_comes_while_another_partition_is_read_from_disk_is_handed_out_at_once(
+async def test_records_that_arrive_during_a_disk_read_are_delivered_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0
@@ -44,7 +44,9 @@ async def test_what_comes_while_another_partition_is_read_from_disk_is_handed_ou
         assert (part.partition_index, [one.first_offset for one in part.acquired_records]) == (0, [0])
 
 
-async def test_who_waits_looks_only_where_something_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_waiting_share_fetch_reads_only_partitions_that_fired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a hundred members that wait, a record cost a look of each at every partition, and so did what became of it:
     20 ms, of everybody."""
     looks: list[int] = []
@@ -105,7 +107,7 @@ async def gone(world: World, client: Client) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_what_a_client_held_that_is_gone_comes_back_at_once(tmp_path: Path) -> None:
+async def test_records_of_a_disconnected_member_are_released_at_once(tmp_path: Path) -> None:
     """Not when its locks end: a share session is one connection's."""
     async with world_at(tmp_path) as world:
         client, other = await two_members(world)
@@ -117,7 +119,7 @@ async def test_what_a_client_held_that_is_gone_comes_back_at_once(tmp_path: Path
         assert list(world.context.share_sessions.by_key) == [("s", "other")], "and its session is not kept"
 
 
-async def test_a_fetch_of_a_client_that_is_gone_takes_nothing(tmp_path: Path) -> None:
+async def test_a_waiting_fetch_of_a_disconnected_client_acquires_nothing(tmp_path: Path) -> None:
     """What it held comes back and wakes who waits: the last to have it again is the one that went."""
     async with world_at(tmp_path, read_wait_ms_max=280_000) as world:
         client, other = await two_members(world)
@@ -140,7 +142,7 @@ async def test_a_fetch_of_a_client_that_is_gone_takes_nothing(tmp_path: Path) ->
             await waiting
 
 
-async def test_a_fetch_of_a_client_that_goes_while_the_disk_is_read_takes_nothing(
+async def test_a_fetch_acquires_nothing_if_the_client_disconnects_during_a_disk_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     when_loaded = share.when_loaded
@@ -164,7 +166,7 @@ async def test_a_fetch_of_a_client_that_goes_while_the_disk_is_read_takes_nothin
         assert await take(world, other, "other") == [(0, 1)]
 
 
-async def test_a_client_that_came_back_keeps_what_it_holds_when_its_old_connection_ends(tmp_path: Path) -> None:
+async def test_a_reconnected_member_keeps_its_records_when_its_old_connection_closes(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client, again, other = [await world.client() for _ in range(3)]
@@ -179,7 +181,7 @@ async def test_a_client_that_came_back_keeps_what_it_holds_when_its_old_connecti
         assert await take(world, other, "other") == [(0, 1)]
 
 
-async def test_a_client_has_its_session_though_there_may_be_no_more(
+async def test_a_member_can_restart_its_session_at_the_session_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world_at(tmp_path) as world:
@@ -191,9 +193,7 @@ async def test_a_client_has_its_session_though_there_may_be_no_more(
         await take(world, client)  # anew, in the place of the one it had
 
 
-async def test_a_client_for_which_there_is_no_session_is_told_that_it_is_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_over_the_session_limit_gets_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with world_at(tmp_path) as world:
         client, other = await two_members(world)
         await take(world, client)
@@ -205,7 +205,7 @@ async def test_a_client_for_which_there_is_no_session_is_told_that_it_is_so(
         assert (await other.call(Api.SHARE_FETCH, 1, member_id="other", **asked)).error_code == 0
 
 
-async def test_one_connection_does_not_take_all_share_sessions(tmp_path: Path) -> None:
+async def test_one_connection_cannot_use_up_all_share_sessions(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         greedy, other = await two_members(world)
         asked = {"group_id": "s", "max_wait": 0, "max_bytes": 1000, "max_records": 10, "topics": []}
@@ -222,7 +222,7 @@ async def test_one_connection_does_not_take_all_share_sessions(tmp_path: Path) -
         assert list(world.context.share_sessions.by_key) == [("s", "other")]
 
 
-async def test_a_share_session_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_share_session_cannot_grow_without_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Partitions are added to it by every fetch, if somebody likes, whether they exist or not."""
     monkeypatch.setattr(context, "ELEMENTS_MAX", 100)
     async with world_at(tmp_path) as world:
@@ -249,7 +249,7 @@ async def test_a_share_session_does_not_grow_without_end(tmp_path: Path, monkeyp
     "batches",
     [[(0, 1, [1]), (1, 1, [1])], [(0, 0, [2]), (7, 7, [1])], [(0, 0, [1]), (1, 1, [9])], [(1, 1, [1]), (0, 1, [3])]],
 )
-async def test_of_acknowledgements_of_a_partition_all_hold_or_none(
+async def test_acknowledgements_of_a_partition_are_applied_all_or_none(
     tmp_path: Path, batches: list[tuple[int, int, list[int]]]
 ) -> None:
     async with world_at(tmp_path) as world:
@@ -270,7 +270,7 @@ async def test_of_acknowledgements_of_a_partition_all_hold_or_none(
         assert await take(world, other, "other") == [(0, 1)]
 
 
-async def test_a_fetch_that_only_renews_locks_takes_nothing(tmp_path: Path) -> None:
+async def test_a_fetch_that_renews_locks_acquires_nothing(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -294,7 +294,7 @@ async def test_a_fetch_that_only_renews_locks_takes_nothing(tmp_path: Path) -> N
         assert await take(world, client) == [(2, 2)]
 
 
-async def test_who_leaves_the_group_may_still_say_what_became_of_what_it_holds(tmp_path: Path) -> None:
+async def test_a_member_that_left_the_group_can_still_acknowledge(tmp_path: Path) -> None:
     """librdkafka leaves before it acknowledges on close: what was accepted was handed out again."""
     async with world_at(tmp_path) as world:
         client, other = await two_members(world)
@@ -313,7 +313,7 @@ async def test_who_leaves_the_group_may_still_say_what_became_of_what_it_holds(t
         assert await take(world, other, "other") == [(1, 1)], "the rest comes back when the session ends"
 
 
-async def test_only_the_batches_of_what_is_handed_out_are_sent(tmp_path: Path) -> None:
+async def test_only_batches_with_acquired_records_are_sent(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -332,7 +332,7 @@ async def test_only_the_batches_of_what_is_handed_out_are_sent(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("bytes_max", "batches"), [(0, [0, 0]), (1, [1, 0]), (400, [2, 0]), (550, [2, 1])])
-async def test_no_more_bytes_are_handed_out_than_were_asked_for_but_for_the_first_batch(
+async def test_only_the_first_batch_of_a_share_fetch_may_exceed_max_bytes(
     tmp_path: Path, bytes_max: int, batches: list[int]
 ) -> None:
     async with world_at(tmp_path) as world:
@@ -358,7 +358,7 @@ async def take_of(world: World, client: Client, count: int, *, epoch: int = 0, m
     return [part.partition_index for topic in answer.responses for part in topic.partitions if part.acquired_records]
 
 
-async def test_who_comes_first_leaves_something_to_those_that_come_with_it(tmp_path: Path) -> None:
+async def test_the_first_member_leaves_records_for_members_that_join_with_it(tmp_path: Path) -> None:
     """One of them took all that there was, of every partition, before the others had asked."""
     async with world_at(tmp_path) as world:
         await world.topic("t", 4)

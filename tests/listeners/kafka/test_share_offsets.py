@@ -45,7 +45,7 @@ async def alter(client: Client, offset: int, topic: str = "t") -> tuple[int, lis
     return answer.error_code, [part.error_code for one in answer.responses for part in one.partitions]
 
 
-async def test_d3_a_group_that_has_begun_misses_nothing_that_comes_before_its_first_fetch(tmp_path: Path) -> None:
+async def test_d3_a_share_group_misses_no_record_before_its_first_fetch(tmp_path: Path) -> None:
     """It begins at the end: of the time it joined, not of the time the broker came back."""
     async with world_at(tmp_path) as world:
         await world.topic("t")
@@ -59,7 +59,7 @@ async def test_d3_a_group_that_has_begun_misses_nothing_that_comes_before_its_fi
         assert await take(world, client) == [(1, 3)]
 
 
-async def test_offsets_are_shown_moved_and_removed(tmp_path: Path) -> None:
+async def test_share_group_offsets_are_described_altered_and_deleted(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t", 2)
         client = await world.client()
@@ -94,7 +94,7 @@ async def test_offsets_are_shown_moved_and_removed(tmp_path: Path) -> None:
         assert (await describe(client)).topics == []
 
 
-async def test_what_was_deleted_before_a_group_read_it_is_not_ahead_of_it(tmp_path: Path) -> None:
+async def test_deleted_records_do_not_count_as_lag(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -107,7 +107,7 @@ async def test_what_was_deleted_before_a_group_read_it_is_not_ahead_of_it(tmp_pa
         assert (part.start_offset, part.lag) == (7, 3)
 
 
-async def test_groups_that_are_not_there_are_not_found(tmp_path: Path) -> None:
+async def test_missing_groups_are_not_found(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -116,7 +116,7 @@ async def test_groups_that_are_not_there_are_not_found(tmp_path: Path) -> None:
         assert gone.error_code == Code.GROUP_ID_NOT_FOUND
 
 
-async def test_offsets_given_to_a_group_that_is_not_there_make_it(tmp_path: Path) -> None:
+async def test_altering_offsets_creates_a_missing_share_group(tmp_path: Path) -> None:
     """kadm and Kafka's own admin client say where a group is to begin before anybody has joined it."""
     async with world_at(tmp_path) as world:
         await world.topic("t")
@@ -133,7 +133,7 @@ async def test_offsets_given_to_a_group_that_is_not_there_make_it(tmp_path: Path
         assert await take(world, client) == [(4, 9)]
 
 
-async def test_offsets_are_not_given_to_a_group_of_another_kind(tmp_path: Path) -> None:
+async def test_altering_offsets_of_another_kind_of_group_is_refused(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -145,7 +145,7 @@ async def test_offsets_are_not_given_to_a_group_of_another_kind(tmp_path: Path) 
         assert await alter(client, 0) == (Code.GROUP_ID_NOT_FOUND, [])
 
 
-async def test_a_topic_that_the_group_does_not_read_is_not_found_among_its_offsets(tmp_path: Path) -> None:
+async def test_deleting_offsets_of_an_unread_topic_is_refused(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         await world.topic("other")
@@ -158,7 +158,7 @@ async def test_a_topic_that_the_group_does_not_read_is_not_found_among_its_offse
             assert [one.error_code for one in deleted.responses] == codes
 
 
-async def test_a_share_group_is_deleted_with_what_it_knew(tmp_path: Path) -> None:
+async def test_a_share_group_is_deleted_with_its_state(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -172,7 +172,7 @@ async def test_a_share_group_is_deleted_with_what_it_knew(tmp_path: Path) -> Non
         assert (await client.call(Api.LIST_GROUPS, 4)).groups == []
 
 
-async def test_a_member_that_comes_and_goes_without_topics_leaves_no_group_behind(tmp_path: Path) -> None:
+async def test_a_member_without_topics_leaves_no_share_group_behind(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         client = await world.client()
         await beat(client)

@@ -22,7 +22,7 @@ async def make_anew(world: World) -> bytes:
     return topic_id(world)
 
 
-async def test_deleting_a_topic_by_its_id_spares_the_one_that_was_made_meanwhile(tmp_path: Path) -> None:
+async def test_deleting_a_topic_by_id_spares_its_successor(tmp_path: Path) -> None:
     """Both were asked to delete the first; the second waited behind somebody who made it anew."""
     async with world_at(tmp_path) as world:
         await world.topic("t")
@@ -53,7 +53,7 @@ async def consumer_beat(client: Client, epoch: int, **fields: Any) -> Any:
     return answer
 
 
-async def test_a_member_of_the_new_protocol_hears_of_a_topic_made_anew_between_two_heartbeats(
+async def test_a_consumer_group_member_learns_of_a_recreated_topic(
     tmp_path: Path,
 ) -> None:
     async with world_at(tmp_path) as world:
@@ -76,7 +76,7 @@ async def test_a_member_of_the_new_protocol_hears_of_a_topic_made_anew_between_t
         assert beat.assignment.topic_partitions == [], "nor one that is not made again"
 
 
-async def test_a_member_of_a_share_group_hears_of_a_topic_made_anew_between_two_heartbeats(tmp_path: Path) -> None:
+async def test_a_share_group_member_learns_of_a_recreated_topic(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -93,7 +93,7 @@ async def test_a_member_of_a_share_group_hears_of_a_topic_made_anew_between_two_
         assert log.id in world.broker.coordination.shares.known("s").partitions, "and has begun there"
 
 
-async def test_a_topic_that_is_gone_is_not_looked_for_among_all_with_every_partition(
+async def test_an_unknown_topic_id_does_not_search_all_topics_for_each_partition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its readers ask for all of its partitions by its id, until they hear of it."""

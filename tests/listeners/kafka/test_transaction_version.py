@@ -54,7 +54,7 @@ async def commit_offset(client: Client, name: str, producer: Any, topic: str, *,
     return code
 
 
-async def test_the_version_of_transactions_is_offered_to_who_can_read_of_it(client: Client) -> None:
+async def test_transaction_version_is_offered_to_clients_that_can_parse_it(client: Client) -> None:
     newest = await client.call(Api.API_VERSIONS, 4)
     [finalized] = newest.finalized_features
     assert (finalized.name, finalized.max_version_level) == ("transaction.version", 2)
@@ -67,9 +67,7 @@ async def test_the_version_of_transactions_is_offered_to_who_can_read_of_it(clie
     assert (await client.call(Api.API_VERSIONS, 2)).error_code == 0
 
 
-async def test_batches_and_offsets_need_no_word_before_them_and_the_end_says_the_next_epoch(
-    world: World, client: Client
-) -> None:
+async def test_version_2_adds_partitions_implicitly_and_bumps_the_epoch(world: World, client: Client) -> None:
     topics = [await world.topic(f"new-{number}") for number in range(3)]
     producer = await init(client, "new")
     assert await write(client, "new", producer, *topics[:2]) == [0, 0]
@@ -88,7 +86,7 @@ async def test_batches_and_offsets_need_no_word_before_them_and_the_end_says_the
     assert (await end(client, "new", ended, commit=False)).producer_epoch == producer.producer_epoch + 2
 
 
-async def test_who_is_late_is_told_to_abort(world: World, client: Client) -> None:
+async def test_a_late_batch_gets_transaction_abortable(world: World, client: Client) -> None:
     topic = await world.topic("late")
     producer = await init(client, "late")
     assert await write(client, "late", producer, topic) == [0]
@@ -101,7 +99,7 @@ async def test_who_is_late_is_told_to_abort(world: World, client: Client) -> Non
     assert (ended.error_code, ended.producer_epoch) == (0, producer.producer_epoch + 1)
 
 
-async def test_a_client_of_version_1_goes_on_as_before(world: World, client: Client) -> None:
+async def test_a_client_of_version_1_works_as_before(world: World, client: Client) -> None:
     topic = await world.topic("old")
     producer = await init(client, "old")
     assert await write(client, "old", producer, topic, version=10) == [Code.INVALID_TXN_STATE]
@@ -120,7 +118,7 @@ async def test_a_client_of_version_1_goes_on_as_before(world: World, client: Cli
     assert (await end(client, "old", producer, version=4, commit=False)).error_code == Code.INVALID_TXN_STATE
 
 
-async def test_a_batch_of_a_producer_that_is_nobodys_opens_nothing(world: World, client: Client) -> None:
+async def test_a_batch_of_an_unknown_producer_opens_no_transaction(world: World, client: Client) -> None:
     producer = await init(client, "mine")
     topic = await world.topic("asked")
     stranger = SimpleNamespace(producer_id=producer.producer_id + 10_000, producer_epoch=0)

@@ -44,7 +44,7 @@ def test_requests_may_arrive_byte_by_byte() -> None:
     reads=st.lists(st.sampled_from([1, 2, 3, 5, 1000, PEEK_BYTES, 70_000]), min_size=1, max_size=6),
     is_given_back=st.booleans(),
 )
-def test_requests_are_what_was_framed_whatever_their_sizes(
+def test_requests_of_any_size_are_read_as_they_were_framed(
     sizes: list[int], reads: list[int], is_given_back: bool
 ) -> None:
     """Read as sockets read: at most as much as there is room for, and each buffer is used again."""
@@ -70,7 +70,7 @@ def test_requests_are_what_was_framed_whatever_their_sizes(
 
 
 @pytest.mark.parametrize("begun", [b"", framed(bytes(5000))[:1000]])
-def test_more_bytes_than_there_was_room_for_can_not_have_arrived(begun: bytes) -> None:
+def test_more_bytes_than_the_target_holds_are_an_error(begun: bytes) -> None:
     frames = reader()
     frames.feed(begun)
     for count in (-1, len(frames.target()) + 1, 2**40):
@@ -79,7 +79,7 @@ def test_more_bytes_than_there_was_room_for_can_not_have_arrived(begun: bytes) -
     assert bool(begun) == frames.waiting
 
 
-def test_a_large_request_is_put_together_from_many_reads() -> None:
+def test_a_large_request_is_assembled_from_many_reads() -> None:
     large = bytes(range(256)) * 8192  # 2 MiB, over every threshold of growth
     frames = reader()
     got = []
@@ -89,7 +89,7 @@ def test_a_large_request_is_put_together_from_many_reads() -> None:
     assert whole(got) == [large, b"after", large]
 
 
-def test_a_buffer_that_was_given_back_is_used_again() -> None:
+def test_a_returned_buffer_is_reused() -> None:
     pool = BufferPool()
     frames = FrameReader(pool, bytearray(4096))
     [(buffer, _)] = frames.feed(framed(b"x" * FIRST_BYTES))
@@ -99,7 +99,7 @@ def test_a_buffer_that_was_given_back_is_used_again() -> None:
     assert bytes(again[:size]) == b"y" * FIRST_BYTES
 
 
-def test_buffers_that_nobody_needed_for_a_while_are_let_go() -> None:
+def test_buffers_unused_for_a_while_are_released() -> None:
     pool = BufferPool()
     for buffer in [pool.take(FIRST_BYTES) for _ in range(8)]:
         pool.give(buffer)
@@ -122,12 +122,12 @@ def test_the_pool_keeps_no_more_than_its_limit() -> None:
 
 
 @pytest.mark.parametrize("size", [-1, 0, -(2**31), 100 * 1024 * 1024 + 1, 2**31 - 1])
-def test_a_size_that_can_not_be_is_refused(size: int) -> None:
+def test_an_invalid_size_is_refused(size: int) -> None:
     with pytest.raises(MalformedRequest):
         reader().feed(struct.pack(">i", size))
 
 
-def test_a_size_alone_claims_no_memory() -> None:
+def test_an_announced_size_allocates_no_memory() -> None:
     frames = reader()
     tracemalloc.start()
     try:
@@ -137,7 +137,7 @@ def test_a_size_alone_claims_no_memory() -> None:
         tracemalloc.stop()
 
 
-def test_a_size_alone_claims_no_buffer_that_is_free_either() -> None:
+def test_an_announced_size_takes_no_free_buffer() -> None:
     pool = BufferPool()
     pool.give(bytearray(16 * FIRST_BYTES))
     frames = FrameReader(pool, bytearray(64 * 1024))
@@ -154,7 +154,7 @@ def test_an_idle_connection_holds_no_buffer() -> None:
     assert frames.target().obj is scratch
 
 
-def test_large_requests_one_behind_the_other_are_hardly_copied() -> None:
+def test_consecutive_large_requests_are_hardly_copied() -> None:
     pool = BufferPool()
     frames = FrameReader(pool, bytearray(64 * 1024))
     large = bytes(range(256)) * 8192

@@ -66,7 +66,7 @@ def produce_request(version: int) -> bytes:
 
 
 @pytest.mark.parametrize("version", PRODUCE)
-def test_produce_requests_name_their_records_by_position(version: int) -> None:
+def test_produce_requests_are_parsed_with_the_positions_of_records(version: int) -> None:
     data = produce_request(version)
     transactional_id, acks, timeout_ms, topics = hot.parse_produce(data, 0, len(data), version)
     assert (transactional_id, acks, timeout_ms) == ("t", -1, 1500)
@@ -81,7 +81,7 @@ def test_produce_requests_name_their_records_by_position(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", PRODUCE)
-def test_produce_answers_are_what_kio_reads(version: int) -> None:
+def test_produce_responses_are_read_by_kio(version: int) -> None:
     topic: str | bytes = TOPIC_ID.bytes if version >= 13 else "a"
     data = hot.produce_response(
         version, 9, [(topic, [(3, 0, 42, -1, 5, None, ()), (4, 2, -1, -1, -1, "no", [1, 300])])], 70
@@ -165,7 +165,7 @@ def test_fetch_requests_read_as_kio_wrote_them(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", FETCH)
-def test_fetch_answers_are_what_kio_reads(version: int) -> None:
+def test_fetch_responses_are_read_by_kio(version: int) -> None:
     topic: str | bytes = TOPIC_ID.bytes if version >= 13 else "a"
     large, small = memoryview(b"r" * 5000), b"s" * 10
     pieces = hot.fetch_response(
@@ -202,7 +202,7 @@ def test_fetch_answers_are_what_kio_reads(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", METADATA)
-def test_metadata_answers_are_what_our_schema_reads(version: int) -> None:
+def test_metadata_responses_match_the_schema(version: int) -> None:
     topics = [
         metadata.Topic("a", b"i" * 16, (3, 4)),
         metadata.Topic("missing", bytes(16), (), error=3),
@@ -281,7 +281,7 @@ def test_a_changed_byte_never_names_records_outside_the_request(data: st.DataObj
             assert start == -1 or 0 <= start <= end <= len(request)
 
 
-def test_topics_without_partitions_are_not_gathered_without_end() -> None:
+def test_the_number_of_topics_without_partitions_is_limited() -> None:
     """A hundred megabytes of them would take gigabytes, and seconds of everybody's time."""
     many = 200_001
     count, topics = b"\xc2\x9a\x0c", b"\x04ttt\x01\x00" * many  # one more than there are, in seven bits each

@@ -54,9 +54,8 @@ async def init_producer_id(context: KafkaContext, request: Request, fields: Any)
     except HeadraceError as error:
         code = fencing_code(error, request.version, 4)
         if code is Code.COORDINATOR_NOT_AVAILABLE and fields.transactional_id is None:
-            code = (
-                Code.COORDINATOR_LOAD_IN_PROGRESS
-            )  # also retriable: without a transactional id, Java cannot look up a coordinator
+            # Retriable, too: without a transactional id, Java has no coordinator to look up.
+            code = Code.COORDINATOR_LOAD_IN_PROGRESS
         return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
     return {"producer_id": producer_id, "producer_epoch": epoch}
 
