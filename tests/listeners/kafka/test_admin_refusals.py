@@ -1,4 +1,4 @@
-"""What administrators are told when they are wrong: the codes that Apache Kafka 4.3.1 gave to the same requests."""
+"""Errors of admin requests: the codes that Apache Kafka 4.3.1 returned for the same requests."""
 
 from types import SimpleNamespace
 from typing import Any

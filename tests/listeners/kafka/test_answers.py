@@ -1,4 +1,4 @@
-"""What the APIs say that no client of the other tests asks for, or that one would not notice being wrong."""
+"""Responses that the clients of the interop tests do not request, or whose errors they would not notice."""
 
 import asyncio
 import errno
@@ -40,7 +40,7 @@ def timed(*times_ms: int) -> bytes:
 
 async def test_offsets_by_every_kind_of_time(world: World, client: Client) -> None:
     await world.topic("times")
-    assert await offset_at(client, "times", MAX_TIMESTAMP) == (-1, -1), "nothing is there"
+    assert await offset_at(client, "times", MAX_TIMESTAMP) == (-1, -1), "there are no records"
     await client.produce("times", timed(1000, 5000, 3000))
     await client.produce("times", timed(4000, 2000))
     assert await offset_at(client, "times", EARLIEST) == (0, -1)
@@ -49,17 +49,17 @@ async def test_offsets_by_every_kind_of_time(world: World, client: Client) -> No
     assert await offset_at(client, "times", MAX_TIMESTAMP) == (1, 5000)
     assert await offset_at(client, "times", LATEST_TIERED) == (-1, -1)
     assert await offset_at(client, "times", 0) == (0, 1000)
-    assert await offset_at(client, "times", 1001) == (1, 5000), "the first at or after, in the log's order"
+    assert await offset_at(client, "times", 1001) == (1, 5000), "the first at or after the time, in log order"
     assert await offset_at(client, "times", 5001) == (-1, -1)
 
 
 async def test_a_buffer_is_reused_only_if_no_write_can_be_reading_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a failure whoever waits is told at once, while the write of what they sent may still go on: the next
-    client's bytes, read to the same buffer, would be written in their place."""
+    """After a failure the waiters are notified at once, while the write of their batch may still be running: the next
+    client's bytes, read into the same buffer, would be written in its place."""
     free: list[int] = []
-    with pytest.raises(StorageFailed):  # the close says so once more
+    with pytest.raises(StorageFailed):  # raised again by the close
         async with world_at(tmp_path) as failing:
             await failing.topic("large")
             client = await failing.client()
@@ -77,7 +77,7 @@ async def test_a_buffer_is_reused_only_if_no_write_can_be_reading_it(
                 assert (await waiting).error_code == (Code.KAFKA_STORAGE_ERROR if fails else 0)
                 free.append(pool.free_bytes)
     before, during, after = free
-    assert during < before, "as a rule it is used again"
+    assert during < before, "normally the buffer is reused"
     assert after == during
 
 
@@ -113,11 +113,11 @@ async def test_a_fetch_that_fails_closes_only_its_own_connection(
 async def test_an_epoch_ends_where_the_next_one_begins(
     world: World, client: Client, asked: int, epoch: int, end: int
 ) -> None:
-    """What a consumer asks after a broker was killed, to find out whether what it read is still there."""
+    """The request of a consumer after a broker was killed, to detect truncation."""
     topic = await world.topic(f"lived-{asked}")
     log = world.broker.streams.get(topic).partitions[0].log
     await client.produce(topic, batch(b"a", b"b", b"c", b"d"))
-    log.epoch, log.epochs = 7, [(3, 0), (7, 2)]  # as if it had been killed behind its second record
+    log.epoch, log.epochs = 7, [(3, 0), (7, 2)]  # as if it had been killed after its second record
     wanted = [{"partition": 0, "current_leader_epoch": -1, "leader_epoch": asked}]
     answer = await client.call(
         Api.OFFSET_FOR_LEADER_EPOCH, 4, replica_id=-1, topics=[{"topic": topic, "partitions": wanted}]
@@ -128,8 +128,8 @@ async def test_an_epoch_ends_where_the_next_one_begins(
 
 @pytest.mark.parametrize("asked", [8, -1])
 async def test_a_leader_epoch_that_never_was_has_no_end_offset(world: World, client: Client, asked: int) -> None:
-    """Whoever has read in one that is still to come has read another log, before an older copy was put in its place:
-    it begins anew, as with Kafka, instead of going on in the midst of other records."""
+    """A client with a future epoch has read another log, which an older copy has replaced: it starts over, as with
+    Kafka, instead of continuing in the middle of other records."""
     topic = await world.topic(f"never{asked}")
     log = world.broker.streams.get(topic).partitions[0].log
     await client.produce(topic, batch(b"a", b"b"))
@@ -173,8 +173,7 @@ async def test_another_leader_epoch_is_fenced_or_unknown(world: World, client: C
 async def test_cold_data_is_loaded_while_other_partitions_have_records_in_memory(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A partition that always has something new in memory kept those of the same consumer waiting for good that have
-    to be read from disk."""
+    """A partition that always has new records in memory starved the cold partitions of the same consumer."""
     names = [await world.topic(name) for name in ("colder", "cold", "warm")]
     for name in names:
         await client.produce(name, batch(name.encode()))
@@ -216,13 +215,13 @@ async def test_a_fetch_waits_for_min_bytes(world: World, client: Client) -> None
         assert not waiting.done()
     await writer.produce("patient", one)
     assert len((await waiting).records) >= 1000
-    assert world.context.stats.messages_out - messages == 3, "counted when it is sent, not with every look"
+    assert world.context.stats.messages_out - messages == 3, "counted once, when it is sent"
     assert world.context.stats.bytes_out - sent == 3 * len(one)
 
 
 async def test_only_the_first_batch_may_exceed_max_bytes(world: World, client: Client) -> None:
-    """librdkafka closes the connection at an answer larger than its fetch.max.bytes allows, and asks the same again.
-    What does not fit is not waited for, either."""
+    """librdkafka closes the connection when a response exceeds its fetch.max.bytes, and repeats the request. A fetch
+    that is full does not wait, either."""
     await world.topic("tight", 3)
     for partition in range(3):
         await client.produce("tight", batch(b"x" * 1000), partition=partition)
@@ -292,7 +291,7 @@ async def test_producers_and_transactions_are_described(world: World, client: Cl
 
 @pytest.mark.parametrize("codec", [0, 1])
 async def test_a_compacted_topic_refuses_records_without_a_key(world: World, client: Client, codec: int) -> None:
-    """It could never be compacted away. Kafka says INVALID_RECORD, and clients tell their callers."""
+    """It could never be compacted away. Kafka returns INVALID_RECORD, which clients report to their callers."""
     topic = f"compacted-{codec}"
     await world.topic(topic)
     keyless = records.build([(b"k", b"v", (), 1), (None, b"v", (), 1)], codec=codec)
@@ -301,7 +300,7 @@ async def test_a_compacted_topic_refuses_records_without_a_key(world: World, cli
     refused = await client.produce(topic, keyless)
     assert refused.error_code == Code.INVALID_RECORD
     assert "key" in refused.error_message
-    # By that clients tell the senders of the others that theirs were good.
+    # Clients report the other records of the batch as valid.
     assert [one.batch_index for one in refused.record_errors] == [1]
     assert (await client.produce(topic, keyless + b"and more")).error_code == Code.INVALID_RECORD
     keyed = records.build([(b"k", b"v", (), 1), (b"", None, (), 1)], codec=codec)
@@ -324,8 +323,8 @@ async def test_delete_records_is_refused_on_a_compacted_topic(world: World, clie
 
 
 async def test_read_committed_starts_at_the_log_start(world: World, client: Client) -> None:
-    """Though the open transaction that it waits for began before what was deleted: told to begin there, it was told
-    then that there is nothing, and so on."""
+    """Even if an open transaction began before the deleted records: the last stable offset must not be before the log
+    start, or the client would loop between the two."""
     topic = await world.topic("cut")
     await transaction(client, "cut-off", topic)
     assert await delete_records(client, topic, 1) == Code.NONE
@@ -349,7 +348,8 @@ async def test_a_fetch_with_min_bytes_0_is_answered_at_once(world: World, client
 
 
 async def test_an_idempotent_producers_batch_must_be_the_only_one(world: World, client: Client) -> None:
-    """Behind one of a producer without, nobody looked at it: a transaction that nobody could end was in the log."""
+    """After a batch of a plain producer it was not checked, and left a transaction in the log that could not be
+    ended."""
     topic = await world.topic("hidden")
     hidden = batch(b"b", producer_id=4711, producer_epoch=0, base_sequence=7, transactional=True)
     refused = await client.produce(topic, bytes(batch(b"a") + hidden))
@@ -394,7 +394,7 @@ class Compared(str):
 
 
 async def test_creating_many_topics_does_not_compare_each_with_all(world: World) -> None:
-    """A request has room for 20,000 of them, and nobody else is served meanwhile."""
+    """A request has room for 20,000 of them, and blocks the event loop meanwhile."""
     fields = SimpleNamespace(topics=[SimpleNamespace(name=Compared("again")) for _ in range(1000)])
     asked: Any = SimpleNamespace(connection=SimpleNamespace(access=None))
     made = await topics.create_topics(world.context, asked, fields)
@@ -404,7 +404,7 @@ async def test_creating_many_topics_does_not_compare_each_with_all(world: World)
 
 @pytest.mark.parametrize(("limit", "pages"), [(2, 3), (0, 5), (-1, 5)])
 async def test_topic_partitions_are_described_in_pages(world: World, client: Client, limit: int, pages: int) -> None:
-    """Of one at least: whoever asks for none would ask for ever."""
+    """A page has at least one partition: a client with a limit of 0 would loop forever."""
     for name, partitions in (("paged-a", 3), ("paged-b", 2)):
         if world.broker.streams.find(name) is None:
             await world.topic(name, partitions)
@@ -441,7 +441,7 @@ async def test_offsets_of_a_group_are_deleted_unless_it_reads_the_topic(world: W
 
 
 async def test_offsets_of_a_group_with_another_protocol_type_are_not_deleted(world: World, client: Client) -> None:
-    """What Kafka Connect's workers read nobody can see in what they say."""
+    """The metadata of Kafka Connect's workers does not show which topics they read."""
     await world.topic("worked")
     part = {"partition_index": 0, "committed_offset": 3}
     await client.call(Api.OFFSET_COMMIT, 8, group_id="workers", topics=[{"name": "worked", "partitions": [part]}])
@@ -458,7 +458,7 @@ async def test_offsets_of_a_group_with_another_protocol_type_are_not_deleted(wor
 async def test_metadata_of_a_topic_is_encoded_once(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """10,000 partitions are a megabyte of metadata: nobody waits while it is made again for each client."""
+    """10,000 partitions are a megabyte of metadata, which must not be encoded again for each client."""
     for number in range(5):
         await world.topic(f"cached-{number}", 10)
     await client.call(Api.METADATA, 12, topics=None)

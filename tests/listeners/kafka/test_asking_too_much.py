@@ -1,5 +1,4 @@
-"""What asks for too much of the Kafka listener: fetches, sessions and requests of thousands of elements (item 21 of the
-checklist of bad input)."""
+"""Excessive requests: fetches, sessions and arrays of thousands of elements (item 21 of the checklist of bad input)."""
 
 import asyncio
 import itertools
@@ -43,7 +42,7 @@ async def test_a_fetch_of_all_partitions_is_bounded(world: World, client: Client
     answer = await client.call(Api.FETCH, 12, max_wait=0, max_bytes=2**31 - 1, session_epoch=-1, topics=topics)
     sent = sum(len(part.records or b"") for part in answer.responses[0].partitions)
     assert 0 < sent < partitions << 20
-    assert sent <= bound + (1 << 20) + 1000, "no more than its limit, and the batch that reached it"
+    assert sent <= bound + (1 << 20) + 1000, "at most its limit, plus the batch that reached it"
 
 
 async def test_a_fetch_of_many_partitions_is_answered(client: Client) -> None:
@@ -77,7 +76,7 @@ async def test_offsets_outside_the_log_are_out_of_range(client: Client, offset: 
 
 
 async def test_a_session_cannot_change_from_names_to_ids(world: World, client: Client) -> None:
-    """The answer would be made when something arrives, by whoever confirms that: it has no room for a name."""
+    """The response would be encoded when a record arrives, and fail there: it has no room for a name."""
     await world.topic("named")
     asked = {"max_wait": 60_000, "min_bytes": 1, "max_bytes": 1 << 20}
     parts = [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}]
@@ -120,7 +119,7 @@ AGAIN_AND_AGAIN: list[tuple[Api, int, dict[str, Any], str]] = [
 async def test_a_resource_named_many_times_is_described_once(
     client: Client, api: Api, version: int, fields: dict[str, Any], answers: str
 ) -> None:
-    """A name takes a few bytes, and what there is to say of it may be megabytes: nobody has memory for that."""
+    """A name takes a few bytes, and its description may take megabytes."""
     assert len(getattr(await client.call(api, version, **fields), answers)) == 1
 
 
@@ -133,7 +132,7 @@ async def test_a_partitions_producers_are_described_once(client: Client) -> None
 async def test_a_request_that_names_too_many_elements_closes_the_connection(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody else would be served meanwhile."""
+    """It would block the event loop."""
     monkeypatch.setattr(context, "ELEMENTS_MAX", 100)
     monkeypatch.setattr(fetch, "LARGE_BYTES", 1000)
     too_many = world.context.elements_max + 1
@@ -192,7 +191,7 @@ async def begin_session(client: Client) -> int:
 
 
 async def test_one_connection_cannot_use_up_all_sessions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It loses those that it has not used for longest."""
+    """Its least recently used sessions are evicted."""
     greedy, other = await world.client(), await world.client()
     monkeypatch.setattr(fetch_sessions, "SESSIONS_MAX", len(world.context.fetch_sessions.by_id) + 6)
     begun = [await begin_session(greedy) for _ in range(10)]
@@ -208,7 +207,7 @@ async def test_an_idle_session_is_evicted_for_another(world: World, monkeypatch:
     monkeypatch.setattr(world.context.fetch_sessions, "by_id", {})
     monkeypatch.setattr(fetch_sessions, "SESSIONS_MAX", 2)
     idle, used = [await begin_session(client) for client in clients[:2]]
-    assert await begin_session(clients[2]) == 0, "both are young"
+    assert await begin_session(clients[2]) == 0, "both were used recently"
     for session in world.context.fetch_sessions.by_id.values():
         session.used -= 1000
     await clients[1].call(Api.FETCH, 12, **asked, session_id=used, session_epoch=1)
@@ -222,7 +221,7 @@ async def test_an_idle_session_is_evicted_for_another(world: World, monkeypatch:
 
 
 async def test_a_session_cannot_grow_without_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Partitions are added to it by every fetch, if somebody likes, whether they exist or not."""
+    """Every fetch may add partitions, whether they exist or not."""
     monkeypatch.setattr(context, "ELEMENTS_MAX", 100)
     client, before, number = await world.client(), world.context.fetch_sessions.partitions, itertools.count()
     session = await begin_session(client)

@@ -1,4 +1,4 @@
-"""What the checklist of bad input asks of the Kafka listener, item by item: only the sender is hurt."""
+"""The checklist of bad input, item by item: bad input affects only its sender."""
 
 import asyncio
 import struct
@@ -65,7 +65,7 @@ async def test_other_protocols_close_the_connection(world: World, client: Client
     await alive(world)
 
 
-# 16. APIs and versions nobody knows.
+# 16. Unknown APIs and versions.
 
 
 async def test_an_unknown_api_versions_version_is_answered_in_version_0(client: Client) -> None:
@@ -84,7 +84,7 @@ async def test_unknown_apis_and_versions_close_the_connection(
     await alive(world)
 
 
-# 17. Counts, tags and lengths that lie.
+# 17. False counts, tags and lengths.
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ async def test_unknown_apis_and_versions_close_the_connection(
         (Api.FETCH, 12, bytes(25) + b"\xff\xff\xff\xff\x0f"),
         (Api.PRODUCE, 9, b"\0\xff\xff" + bytes(4) + b"\xff\xff\xff\xff\x0f"),
         (Api.HEARTBEAT, 0, b"\0\4\xff\xff\xff\xff" + bytes(8)),
-        # Whole requests, but for one thing: null where there is no null, and a varint of six bytes.
+        # Complete requests with one mistake: null where null is not allowed, and a varint of six bytes.
         (Api.HEARTBEAT, 4, b"\0" + bytes(4) + b"\2m\0\0"),
         (Api.HEARTBEAT, 0, b"\xff\xff" + bytes(4) + b"\0\1m"),
         (Api.LEAVE_GROUP, 4, b"\2g\0\0"),
@@ -131,7 +131,7 @@ async def test_a_partial_request_affects_no_other_client(world: World, client: C
 # 19. Batches.
 
 
-SECOND_DELTA_AT = RECORDS_AT + 10 + 3  # behind the first record; length, attributes and time of the second
+SECOND_DELTA_AT = RECORDS_AT + 10 + 3  # after the first record: length, attributes and timestamp of the second
 
 
 def broken(change: dict[int, bytes], *, fix_crc: bool = True) -> bytearray:
@@ -166,7 +166,7 @@ async def test_an_invalid_batch_gets_kafkas_code_and_the_connection_stays_open(
 ) -> None:
     end = world.broker.streams.get("t").partitions[0].end_offset
     assert (await client.produce("t", data)).error_code == code
-    assert world.broker.streams.get("t").partitions[0].end_offset == end, "nothing of it was kept"
+    assert world.broker.streams.get("t").partitions[0].end_offset == end, "nothing of it was stored"
     assert (await client.produce("t", batch(b"fine"))).error_code == 0
 
 
@@ -199,7 +199,8 @@ TAKEN, TOO_LARGE, LATER = Code.NONE, Code.MESSAGE_TOO_LARGE, Code.THROTTLING_QUO
 async def test_a_request_decompresses_to_no_more_than_one_batch_may(
     client: Client, sizes: tuple[int, ...], codes: tuple[Code, ...]
 ) -> None:
-    """A megabyte of batches of zeros held up everybody for minutes. What was not taken may come again."""
+    """A megabyte of batches of zeros blocked the broker for minutes. Batches that were not accepted may be sent
+    again."""
     batches = [bytes(batch(bytes(size), codec=ZSTD)) for size in sizes]
     parts = [{"index": 0, "records": data} for data in batches]
     answer = await client.call(
@@ -211,7 +212,8 @@ async def test_a_request_decompresses_to_no_more_than_one_batch_may(
 
 
 async def test_a_maximal_topic_name_beside_a_good_batch_is_answered(world: World, client: Client) -> None:
-    """Version 8 has 32,767 bytes for the message that repeats the name, and the answer is made when a round is done."""
+    """Version 8 has 32,767 bytes for the message that contains the name, and the response is encoded when a round is
+    done."""
     data, name = bytes(batch(b"x")), b"z" * 0x7FFF
     parts = struct.pack(">iii", 1, 0, len(data)) + data
     topics = [struct.pack(">h", len(topic)) + topic + parts for topic in (b"t", name)]
@@ -272,7 +274,7 @@ async def test_invalid_topic_names_are_refused(client: Client, topic: str) -> No
 async def test_a_name_that_differs_from_a_topics_only_in_dots_and_underscores_is_refused(
     world: World, client: Client
 ) -> None:
-    """As Kafka does it, whose metrics would be the same; also for a topic that would be made by naming it."""
+    """As in Kafka, whose metrics would have the same name; also for automatically created topics."""
     await world.topic("a.b_c")
     for name, code in (("a_b.c", Code.INVALID_TOPIC), ("a.b_c", Code.TOPIC_ALREADY_EXISTS), ("a-b.c", Code.NONE)):
         for validate_only in (True, False):
@@ -310,7 +312,7 @@ async def test_queues_may_have_colliding_names_and_kafka_reads_both(world: World
 
 async def join(client: Client, group: str, **fields: Any) -> Any:
     asked = {
-        "session_timeout": 60_000,  # nobody here sends heartbeats
+        "session_timeout": 60_000,  # no test sends heartbeats
         "rebalance_timeout": 60_000,
         "protocol_type": "consumer",
         "protocols": [{"name": "range", "metadata": b""}],
@@ -328,11 +330,11 @@ async def test_metadata_of_ten_megabytes_closes_the_connection(world: World, cli
 
 
 async def test_a_truncated_name_is_not_read_from_a_reused_buffer(world: World, client: Client) -> None:
-    """Large buffers are used again, and are longer than the request."""
+    """Large buffers are reused, and may be longer than the request."""
     assert (await client.produce("t", batch(b"secret" * 100_000))).error_code == 0
     other = await world.client()
     names = struct.pack(">h", 30_000) + b"a" * 30_000
-    body = struct.pack(">i", 11) + 10 * names + struct.pack(">h", 30_000) + b"a"  # and 29,999 are missing
+    body = struct.pack(">i", 11) + 10 * names + struct.pack(">h", 30_000) + b"a"  # 29,999 bytes are missing
     other.send(Api.METADATA, 1, body)
     assert await other.is_closed()
     await alive(world)
@@ -342,7 +344,7 @@ async def test_a_truncated_name_is_not_read_from_a_reused_buffer(world: World, c
 async def test_a_long_member_id_does_not_close_other_connections(
     world: World, client: Client, version: int, who: bytes, instance: bytes | None
 ) -> None:
-    """The leader is told the ids of all, in a version that has 32,767 bytes for each."""
+    """The leader gets the ids of all members, in a version that has 32,767 bytes for each."""
     group = f"long-{version}"
     leader = (await join(client, group)).member_id
     assert (await join(client, group, member_id=leader)).error_code == 0
@@ -377,7 +379,7 @@ async def test_a_group_without_a_name_is_refused(client: Client) -> None:
     assert (await join(client, "")).error_code == Code.INVALID_GROUP_ID
 
 
-# 23. Sequences, epochs, other people's transactions.
+# 23. Sequences, epochs, transactions of other producers.
 
 
 async def test_sequence_gaps_stale_epochs_and_unknown_producers_get_their_own_codes(
@@ -392,7 +394,7 @@ async def test_sequence_gaps_stale_epochs_and_unknown_producers_get_their_own_co
 
     assert (await client.produce("numbered", numbered(0))).base_offset == 0
     assert (await client.produce("numbered", numbered(1))).base_offset == 1
-    assert (await client.produce("numbered", numbered(1))).base_offset == 1, "a repeated batch is where it was"
+    assert (await client.produce("numbered", numbered(1))).base_offset == 1, "a repeated batch gets its first offset"
     assert (await client.produce("numbered", numbered(5))).error_code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert (await client.produce("numbered", numbered(2, 0))).error_code == Code.INVALID_PRODUCER_EPOCH
     stranger = await client.call(
@@ -412,7 +414,7 @@ async def test_a_transactional_batch_outside_of_a_transaction_is_refused(world: 
 async def test_an_idempotent_batch_after_a_plain_one_is_refused_with_it(
     world: World, client: Client, options: dict[str, Any]
 ) -> None:
-    """Nobody would look at its number, and nobody would ever end its transaction."""
+    """Its sequence would not be checked, and its transaction could never be ended."""
     topic = await world.topic(f"behind-{len(options)}")
     data = batch(b"x") + batch(b"y", producer_id=7, producer_epoch=0, base_sequence=5, **options)
     assert (await client.produce(topic, data)).error_code == Code.INVALID_RECORD
@@ -435,7 +437,7 @@ async def test_a_client_that_does_not_read_responses_is_not_read(world: World) -
     request = struct.pack(">iiiibii", -1, 0, 1, 1 << 24, 0, 0, -1)
     request += struct.pack(">ih", 1, 6) + b"unread" + struct.pack(">iiiqqi", 1, 0, -1, 0, -1, 1 << 24)
     request += struct.pack(">ih", 0, 0)
-    for _ in range(200):  # 200 MB of answers, if they were all written
+    for _ in range(200):  # 200 MB of responses, if they were all written
         lazy.send(Api.FETCH, 11, request)
     await alive(world)
     [connection] = [one for one in world.listener.connections if one.peer == lazy.address]

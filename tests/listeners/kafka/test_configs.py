@@ -1,4 +1,4 @@
-"""Settings of topics: what several clients change at once, and what is no change."""
+"""Topic configs: concurrent changes, and requests that change nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ async def test_concurrent_changes_of_a_list_are_applied_one_after_the_other(tmp_
         await world.topic("t", cleanup_policy="compact")
         streams = world.broker.streams
         changes = []
-        async with streams._changing:  # what comes now waits in this order
+        async with streams._changing:  # later requests wait in this order
             for operation, value in ((APPEND, "delete"), (SUBTRACT, "compact")):
                 changes.append(asyncio.ensure_future(alter(await world.client(), operation, value)))
                 while len(streams._changing._waiters or ()) < len(changes) and not changes[-1].done():
@@ -47,7 +47,7 @@ TWICE = [{"name": "retention.ms", "value": value} for value in ("1000", "2000")]
 
 
 async def test_a_null_value_or_a_duplicate_key_changes_nothing(world: World) -> None:
-    """It was taken for taking the setting back, and for the last of the two."""
+    """Once a null value deleted the config, and the last of two values won."""
     client = await world.client()
     for api in (Api.ALTER_CONFIGS, Api.INCREMENTAL_ALTER_CONFIGS):
         for configs in (NULL, TWICE):
@@ -78,7 +78,7 @@ async def test_no_configuration_keys_means_all_configs(world: World) -> None:
 
 
 async def test_altering_unsupported_resources_is_refused(world: World) -> None:
-    """kafka-client-metrics said that a subscription was made, and there was none."""
+    """kafka-client-metrics reported a subscription as created that did not exist."""
     client = await world.client()
     interval = [{"name": "interval.ms", "value": "1000"}]
     for kind in (CLIENT_METRICS, BROKER, 99):

@@ -1,4 +1,4 @@
-"""Heartbeats of the KIP-848 protocol at the listener: codes that its clients know, and a group that a restart kept."""
+"""Heartbeats of consumer groups (KIP-848): codes that clients expect, and groups that survive a restart."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Every API at every version we offer, with empty and with filled requests: always an answer, never a bug."""
+"""Every API at every supported version, with empty and with filled requests: always a response, never a bug."""
 
 import dataclasses
 import logging
@@ -14,7 +14,7 @@ from tests.listeners.kafka.world import World, batch, make, written
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TOPIC = "t"
 
-# What a client would fill in; every version takes the fields it has. Lists in lists: [{...}].
+# Fields of a typical client; every version uses those that it has. Lists in lists: [{...}].
 FILLED: dict[Api, dict[str, Any]] = {
     Api.LIST_OFFSETS: {"topics": [{"name": TOPIC, "partitions": [{"partition_index": 0, "timestamp": -2}]}]},
     Api.OFFSET_COMMIT: {
@@ -137,7 +137,7 @@ async def prepare(world: World) -> None:
 
 
 def only_known(schema: Any, fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields that this version has, all the way down."""
+    """The fields that this version has, recursively."""
     hints = typing.get_type_hints(schema)
     known = {}
     for field in dataclasses.fields(schema):
@@ -163,13 +163,13 @@ async def test_every_version_is_answered(world: World, api: Api, caplog: pytest.
         schema = request_entity(api, version)
         filled = only_known(schema, FILLED.get(api, {}))
         if api is Api.JOIN_GROUP:
-            filled["group_id"] = f"j{version}"  # of its own: nobody to wait for
+            filled["group_id"] = f"j{version}"  # a group of its own: no other member to wait for
         for fields in ({}, filled):
             if api in (Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE):
-                client = await world.client()  # what follows a login that failed is not looked at
+                client = await world.client()  # requests after a failed login are ignored
             body = written(make(schema, fields))
             client.send(api, version, body)
             if api is Api.PRODUCE and not fields:
-                continue  # acks=0: no answer is the answer
+                continue  # acks=0 has no response
             assert await client.receive(), (api, version, fields)
     assert caplog.records == []

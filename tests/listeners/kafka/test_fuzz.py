@@ -1,5 +1,5 @@
-"""Requests that are well formed and make no sense, at every API and version: an answer or a closed connection,
-never a bug. And bytes that are nothing at all."""
+"""Well-formed nonsense requests of every API and version, and random bytes: a response or a closed connection, never a
+bug."""
 
 import asyncio
 import dataclasses
@@ -102,7 +102,7 @@ async def test_random_bytes_find_no_bug(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 async def settle(world: World) -> None:
-    """Everything that was sent has been looked at, and somebody else is served."""
+    """All bytes were processed, and another client is served."""
     for _ in range(3):
         other = await world.client()
         assert (await other.call(Api.API_VERSIONS, 3)).error_code == 0

@@ -1,5 +1,5 @@
-"""What may be done with topics, groups and the broker, for those who ask. Of an open broker: as Apache Kafka 4.3.1 has
-said it, without an authorizer."""
+"""Authorized operations in responses. Those of an open broker are the ones that Apache Kafka 4.3.1 returns without an
+authorizer."""
 
 import pytest
 
@@ -19,7 +19,7 @@ async def prepare(world: World) -> None:
 
 
 async def of_topic(client: Client, version: int, *, every: bool = False, ask: bool = True) -> tuple[int, int]:
-    """And of the cluster, which the versions of Metadata up to 10 say as well."""
+    """Authorized operations of topic and cluster; the latter are in Metadata up to version 10."""
     asked = {"include_topic_authorized_operations": ask}
     if version <= 10:
         asked["include_cluster_authorized_operations"] = ask
@@ -48,7 +48,7 @@ async def of_group(client: Client, api: Api, version: int, group: str, *, ask: b
 
 
 @pytest.mark.parametrize("version", [8, 9, 10, 11, 12, 13])
-async def test_who_asks_is_told_what_may_be_done_with_a_topic(client: Client, version: int) -> None:
+async def test_authorized_operations_of_a_topic(client: Client, version: int) -> None:
     for every in (False, True):
         topic, cluster = await of_topic(client, version, every=every)
         assert topic == ON_TOPIC
@@ -57,12 +57,12 @@ async def test_who_asks_is_told_what_may_be_done_with_a_topic(client: Client, ve
     assert await described_topic(client) == ON_TOPIC
 
 
-async def test_who_asks_is_told_what_may_be_done_with_the_broker(client: Client) -> None:
+async def test_authorized_operations_of_the_cluster(client: Client) -> None:
     assert await of_cluster(client) == ON_CLUSTER
     assert await of_cluster(client, ask=False) == UNKNOWN_OPERATIONS
 
 
-async def test_who_asks_is_told_what_may_be_done_with_a_group(client: Client) -> None:
+async def test_authorized_operations_of_a_group(client: Client) -> None:
     assert await commit(client, "classic") == 0
     assert (await beat_consumer(client, "consumer")).error_code == 0
     assert (await beat_share(client, "share")).error_code == 0
@@ -76,7 +76,7 @@ async def test_who_asks_is_told_what_may_be_done_with_a_group(client: Client) ->
     assert await of_group(client, Api.DESCRIBE_GROUPS, 6, "nobody's") == UNKNOWN_OPERATIONS
 
 
-async def test_a_user_is_told_its_own_rights_and_no_others(world: World) -> None:
+async def test_authorized_operations_are_those_of_the_user(world: World) -> None:
     await add(world, "ann")
     looks = Operation.DESCRIBE | Operation.DESCRIBE_CONFIGS
     for right, on_topic, on_group in (

@@ -1,4 +1,4 @@
-"""What a user may do at the Kafka listener: every API, with each right alone."""
+"""Authorization: every API with each permission alone."""
 
 import asyncio
 from collections.abc import Iterator
@@ -22,16 +22,16 @@ TOPIC_REFUSED, GROUP_REFUSED = Code.TOPIC_AUTHORIZATION_FAILED, Code.GROUP_AUTHO
 CLUSTER_REFUSED, ID_REFUSED = Code.CLUSTER_AUTHORIZATION_FAILED, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 REFUSALS = {TOPIC_REFUSED, GROUP_REFUSED, CLUSTER_REFUSED, ID_REFUSED}
 READ, WRITE, CONFIGURE, ANY = {"read"}, {"write"}, {"configure"}, {"read", "write", "configure"}
-NONE: set[str] = set()  # no right is enough
+NONE: set[str] = set()  # no permission is enough
 
-# Which single right each API is satisfied with, and what it says without.
+# The single permission that each API needs, and its error code without it.
 NEEDED: dict[Api, tuple[set[str], Code]] = {
     Api.PRODUCE: (WRITE, TOPIC_REFUSED),
     Api.FETCH: (READ, TOPIC_REFUSED),
     Api.LIST_OFFSETS: (READ, TOPIC_REFUSED),
     Api.OFFSET_FOR_LEADER_EPOCH: (READ, TOPIC_REFUSED),
     Api.DESCRIBE_PRODUCERS: (READ, TOPIC_REFUSED),
-    Api.METADATA: (CONFIGURE, TOPIC_REFUSED),  # it names topics to be made
+    Api.METADATA: (CONFIGURE, TOPIC_REFUSED),  # it names new topics
     Api.DESCRIBE_TOPIC_PARTITIONS: (ANY, TOPIC_REFUSED),
     Api.CREATE_TOPICS: (CONFIGURE, TOPIC_REFUSED),
     Api.DELETE_TOPICS: (CONFIGURE, TOPIC_REFUSED),
@@ -81,9 +81,9 @@ FREE = {
     *(Api.API_VERSIONS, Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE, Api.DESCRIBE_CLUSTER),
     *(Api.GET_TELEMETRY_SUBSCRIPTIONS, Api.PUSH_TELEMETRY, Api.DESCRIBE_ACLS, Api.CREATE_ACLS, Api.DELETE_ACLS),
 }
-LISTS = {Api.LIST_GROUPS, Api.LIST_TRANSACTIONS}  # leave out what is not for the user
-BY_NAME = {Api.FETCH: 12, Api.OFFSET_COMMIT: 9, Api.OFFSET_FETCH: 9}  # the last versions before ids
-# What FILLED asks for that needs something else besides.
+LISTS = {Api.LIST_GROUPS, Api.LIST_TRANSACTIONS}  # they omit resources without permission
+BY_NAME = {Api.FETCH: 12, Api.OFFSET_COMMIT: 9, Api.OFFSET_FETCH: 9}  # the last versions with topic names
+# Requests of FILLED that need another permission, too.
 ASKED: dict[Api, dict[str, Any]] = {
     Api.DESCRIBE_CONFIGS: {"resources": [{"resource_type": 2, "resource_name": TOPIC, "configuration_keys": None}]},
     Api.DELETE_TOPICS: {"topics": [{"name": "gone"}]},
@@ -111,7 +111,7 @@ async def ann(world: World) -> Client:
 
 
 def codes(answer: Any) -> Iterator[int]:
-    """Every error code in an answer, all the way down."""
+    """Every error code in a response, recursively."""
     if isinstance(answer, list):
         for one in answer:
             yield from codes(one)
@@ -134,12 +134,12 @@ def end_of(world: World, topic: str = TOPIC) -> int:
 
 
 async def test_every_api_is_refused_without_permission_and_changes_nothing(world: World, ann: Client) -> None:
-    assert NEEDED.keys() | FREE | LISTS == VERSIONS.keys(), "a new API belongs in the table"
+    assert NEEDED.keys() | FREE | LISTS == VERSIONS.keys(), "add the new API to the table"
     before = end_of(world), sorted(world.broker.streams.names("/"))
     for api, (_, code) in NEEDED.items():
         found = await ask(ann, api)
         assert code in found, (api, found)
-        assert found <= REFUSALS | {0, Code.INVALID_TOPIC}, (api, found)  # 0: of the answer as a whole
+        assert found <= REFUSALS | {0, Code.INVALID_TOPIC}, (api, found)  # 0: of the whole response
     assert (end_of(world), sorted(world.broker.streams.names("/"))) == before
     assert world.context.coordination.groups.listing() == []
 
@@ -150,7 +150,7 @@ async def test_every_version_reports_a_refusal(world: World, ann: Client, caplog
     for api in NEEDED:
         for version in range(3 if api is Api.PRODUCE else VERSIONS[api].lowest, VERSIONS[api].highest + 1):
             allowed = {code for code in await ask(ann, api, version) if code not in REFUSALS}
-            # Some have no place for an error, and ids of no topic are nobody's.
+            # Some have no place for an error, and unknown topic ids need no permission.
             assert allowed <= {0, Code.INVALID_TOPIC, Code.UNKNOWN_TOPIC_ID}, (api, version, allowed)
     assert (end_of(world), sorted(world.broker.streams.names("/"))) == before
     assert [one for one in caplog.records if one.levelname == "ERROR"] == []
@@ -197,7 +197,9 @@ async def test_refused_partitions_of_a_produce_are_not_stored_and_the_others_are
         ],
     )
     found = {one.name: one.partition_responses[0].error_code for one in answer.responses}
-    assert found == {TOPIC: TOPIC_REFUSED, "mine": 0, "nowhere": TOPIC_REFUSED}, "whether it is there is not said"
+    assert found == {TOPIC: TOPIC_REFUSED, "mine": 0, "nowhere": TOPIC_REFUSED}, (
+        "it does not reveal whether the topic exists"
+    )
     assert (end_of(world), end_of(world, "mine")) == (before, 1)
 
 
@@ -248,7 +250,7 @@ async def test_lists_include_only_permitted_resources(world: World, ann: Client,
     assert [one.transactional_id for one in listed.transaction_states] == ["seen-id"]
     await allow(world, "ann", read="group$", write="")
     answer = await ann.call(Api.OFFSET_FETCH, 8, groups=[{"group_id": "seen-group", "topics": None}])
-    assert answer.groups[0].topics == [], "offsets of topics that may not be read"
+    assert answer.groups[0].topics == [], "offsets of topics without permission are omitted"
 
 
 async def test_topic_ids_are_authorized_by_the_topics_name(world: World, ann: Client) -> None:
@@ -259,7 +261,7 @@ async def test_topic_ids_are_authorized_by_the_topics_name(world: World, ann: Cl
     answer = await ann.call(Api.FETCH, 15, topics=topics, session_epoch=-1)
     assert answer.responses[0].partitions[0].error_code == TOPIC_REFUSED
     described = (await ann.call(Api.METADATA, 12, topics=[{"topic_id": topic_id}])).topics[0]
-    assert (described.error_code, described.name) == (TOPIC_REFUSED, None), "its name is not said"
+    assert (described.error_code, described.name) == (TOPIC_REFUSED, None), "its name is not revealed"
     gone = (await ann.call(Api.DELETE_TOPICS, 6, topics=[{"topic_id": topic_id}])).responses[0]
     assert (gone.error_code, gone.name) == (TOPIC_REFUSED, None)
     await allow(world, "ann", read="t")
@@ -270,7 +272,7 @@ async def test_topic_ids_are_authorized_by_the_topics_name(world: World, ann: Cl
 async def test_a_transactional_batch_needs_the_permission_on_its_producers_transactional_id(
     world: World, ann: Client, root: Client
 ) -> None:
-    """Whichever id the request names: who knows the number of another's producer is not that producer."""
+    """Regardless of the id in the request: knowing a producer id must not be enough to write as that producer."""
     made = await root.call(Api.INIT_PRODUCER_ID, 1, transactional_id="roots", transaction_timeout=60_000)
     await root.call(
         Api.ADD_PARTITIONS_TO_TXN,
@@ -361,7 +363,7 @@ async def test_transactions_are_visible_to_users_who_may_write_to_them(world: Wo
     await allow(world, "ann", write="^open$")
     assert set(codes(await ann.call(Api.FIND_COORDINATOR, 4, key_type=1, coordinator_keys=["open"]))) == {0}
     [state] = (await ann.call(Api.DESCRIBE_TRANSACTIONS, 0, transactional_ids=["open"])).transaction_states
-    assert (state.error_code, state.topics) == (0, []), "without the topics that are not for the user"
+    assert (state.error_code, state.topics) == (0, []), "topics without permission are omitted"
     assert (await ann.call(Api.END_TXN, 3, transactional_id="open", committed=False, **who)).error_code == 0
 
 
@@ -423,7 +425,7 @@ async def test_a_subscription_pattern_matches_only_readable_topics(world: World,
     assert [one.topic_id for one in answer.assignment.topic_partitions] == [wanted]
     await allow(world, "ann", read="^(p-read|p-written|p-group)$")
     answer = await ann.call(Api.CONSUMER_GROUP_HEARTBEAT, 1, **{**fields, "member_epoch": answer.member_epoch})
-    assert len(answer.assignment.topic_partitions) == 2, "and what it may read is as of now"
+    assert len(answer.assignment.topic_partitions) == 2, "with the permissions as of now"
 
 
 async def test_a_refusal_is_logged_once(world: World, ann: Client, caplog: pytest.LogCaptureFixture) -> None:

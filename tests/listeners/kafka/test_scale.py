@@ -1,4 +1,4 @@
-"""A thousand partitions in one session, a thousand connections: bounded, idle for nothing, and gone without a trace."""
+"""Scale: a thousand partitions in one session and a thousand connections cost nothing while idle and leave no trace."""
 
 import asyncio
 import gc
@@ -70,7 +70,7 @@ async def test_r5_closed_connections_leave_nothing_behind(tmp_path: Path) -> Non
 async def test_producers_share_the_memory_of_requests_that_wait_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each may have little waiting, so that all of them together do not have much; everything is stored."""
+    """Each gets a small share, so that all together stay within the limit; everything is stored."""
     monkeypatch.setattr(request_pipeline, "LISTENER_BYTES_WAITING_MAX", 4 << 20)
     async with world_at(tmp_path) as world:
         await world.topic("t")
@@ -87,7 +87,7 @@ async def test_producers_share_the_memory_of_requests_that_wait_for_the_disk(
         for client in clients:
             for _ in range(4):
                 assert await client.receive()
-        # One request of each is always taken, and the one that fills a share is taken whole.
+        # One request of each is always accepted, and the one that exceeds a share is accepted completely.
         assert most <= 8 * 2 * (len(body) + 100)
         assert world.listener.pipelines.heavy == 0
 
@@ -107,7 +107,7 @@ async def test_spare_buffers_are_released_when_memory_is_short_or_they_are_unuse
 async def test_a_thousand_long_polls_cost_nothing_until_their_record_arrives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each connection looks when it asks and when it is woken, however much happens elsewhere."""
+    """Each fetch reads when it arrives and when its own partition fires, regardless of other traffic."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 4 * LONG_POLLS:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4 * LONG_POLLS), hard))
@@ -124,7 +124,7 @@ async def test_a_thousand_long_polls_cost_nothing_until_their_record_arrives(
     asked = {"max_wait": 280_000, "min_bytes": 1, "max_bytes": 1 << 24, "session_epoch": -1}
     topics = [{"topic": "quiet", "partitions": [wanted]}]
     body = written(make(load_request_schema(Api.FETCH, 12), {**asked, "topics": topics}))
-    async with world_at(tmp_path, read_wait_ms_max=280_000) as world:  # nobody's patience ends before the test does
+    async with world_at(tmp_path, read_wait_ms_max=280_000) as world:  # no fetch times out during the test
         await world.topic("quiet")
         await world.topic("busy")
         clients = [await world.client() for _ in range(LONG_POLLS)]

@@ -43,7 +43,7 @@ def no_bug(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Login:
-    """A client's side of RFC 5802, which can be told to lie."""
+    """The client side of RFC 5802, with options to send wrong values."""
 
     def __init__(self, name: str, password: str = PASSWORD, mechanism: str = scram_keys.SHA256) -> None:
         self.mechanism, self._password = mechanism, password
@@ -92,7 +92,7 @@ async def is_let_in(client: Client, one: Login) -> bool:
         assert "invalid credentials with SASL mechanism SCRAM-SHA-" in answer.error_message
         assert await client.is_closed()
         return False
-    assert one.believes(answer.auth_bytes), "and the client knows that it is the right broker"
+    assert one.believes(answer.auth_bytes), "the client can verify the broker"
     return (await client.call(Api.METADATA, 9, topics=None)).topics[0].name == "t"
 
 
@@ -229,7 +229,7 @@ async def test_a_new_password_hash_ends_scram_and_the_same_hash_does_not(world: 
     await users.put_user("kim", password_hash=other.password_hash)
     assert users.user("kim").scram == {}
     await users.put_user("lee", password_hash="")
-    assert users.user("lee").scram == {}, "an empty hash keeps everybody out"
+    assert users.user("lee").scram == {}, "no password matches an empty hash"
 
 
 async def test_scram_keys_are_exported_in_definitions_and_survive_a_restart(
@@ -283,7 +283,7 @@ async def test_a_user_created_with_one_mechanism_can_log_in_until_it_is_deleted(
     assert not await is_let_in(await world.client(), Login("sam", "s3cret"))
     client, one = await world.client(), Login("sam", "s3cret", scram_keys.SHA512)
     assert one.believes((await send(client, one.final(await begin(client, one)))).auth_bytes)
-    assert world.broker.users.authenticate("sam", "s3cret") is None, "the password is not known here"
+    assert world.broker.users.authenticate("sam", "s3cret") is None, "the broker does not know the password"
     assert await alter(root, delete=(("sam", 2),)) == [("sam", 0)]
     assert not await is_let_in(await world.client(), Login("sam", "s3cret", scram_keys.SHA512))
     assert await described(root, "sam") == [("sam", Code.RESOURCE_NOT_FOUND, [])]

@@ -1,4 +1,4 @@
-"""Large answers go from the page cache to the socket: whole, in order, to slow clients and to those that leave."""
+"""Large responses are sent from the page cache: complete and in order, to slow clients and to those that disconnect."""
 
 import asyncio
 import errno
@@ -54,7 +54,7 @@ async def fill(world: World) -> None:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of parts that were sent from their files."""
+    """The sizes of ranges that were sent from their files."""
     sizes: list[int] = []
     really = os.sendfile
 
@@ -76,7 +76,7 @@ def fetch_request(offset: int, correlation_id: int) -> bytes:
 
 
 class Slow:
-    """A client with a small window that reads when it is told to."""
+    """A client with a small receive window that reads on demand."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.socket()
@@ -103,7 +103,7 @@ class Slow:
         return data
 
     async def answer(self) -> tuple[int, bytes]:
-        """Its correlation id, and all of it."""
+        """(correlation id, whole response)."""
         [size] = struct.unpack(">i", await self._exactly(4))
         data = await self._exactly(size)
         return struct.unpack_from(">i", data)[0], data
@@ -123,13 +123,13 @@ async def client(world: World) -> AsyncIterator[Slow]:
 
 
 def expected(world: World) -> dict[int, bytes]:
-    """What a client gets that has read the beginning, by offset: of those who read on it is known where they are."""
+    """The records that a client gets by offset, except at the start and the end of the log."""
     log = world.broker.streams.get("large").partitions[0].log
     found, offset = {}, 0
     while offset < log.visible_end:
         chunk = log.read(offset, 1 << 20)
         found[offset], offset = bytes(chunk.data), chunk.next_offset
-    # The last batch of a log that grows is read: no index says where it ends.
+    # The last batch of a growing log is read into memory: no index has its end.
     return {offset: records for offset, records in found.items() if 0 < offset < max(found)}
 
 
@@ -138,7 +138,7 @@ def connections(world: World) -> list[FileSending]:
 
 
 async def until_stuck(world: World) -> FileSending:
-    """The client's window and the socket are full, and something is left."""
+    """Wait until the client's window and the socket are full and bytes are left to send."""
     async with asyncio.timeout(SECONDS):
         while True:
             found = [one for one in connections(world) if one._watched >= 0]
@@ -197,7 +197,7 @@ async def test_a_half_closed_client_still_gets_its_responses(world: World, clien
     await until_stuck(world)
     client.ask_no_more()
     assert next(iter(answers.values())) in (await client.answer())[1]
-    with pytest.raises((EOFError, ConnectionError)):  # what was not started yet is not
+    with pytest.raises((EOFError, ConnectionError)):  # requests that were not started are dropped
         while True:
             await client.answer()
 
@@ -213,7 +213,7 @@ async def test_a_range_that_left_the_page_cache_is_loaded_off_the_event_loop(
 
     def load(self: FileRange, start: int = 0) -> bytes:
         with pytest.raises(RuntimeError):
-            asyncio.get_running_loop()  # on the loop's own thread there is one
+            asyncio.get_running_loop()  # on the event loop's thread there is one
         loads.append(start)
         return really(self, start)
 

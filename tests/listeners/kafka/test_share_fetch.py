@@ -1,4 +1,4 @@
-"""What a share fetch waits for, and that it hears of it."""
+"""Waiting share fetches: wake-ups, sessions and released records."""
 
 import asyncio
 from collections.abc import Callable
@@ -27,7 +27,7 @@ async def test_records_that_arrive_during_a_disk_read_are_delivered_at_once(
         nonlocal looks
         looks += 1
         found = await when_loaded(read)
-        if looks == 2:  # of the second partition, and the first one has been looked at
+        if looks == 2:  # of the second partition, after the first was read
             await writer.produce("t", bytes(batch(b"x")))
         return found
 
@@ -47,8 +47,8 @@ async def test_records_that_arrive_during_a_disk_read_are_delivered_at_once(
 async def test_a_waiting_share_fetch_reads_only_partitions_that_fired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a hundred members that wait, a record cost a look of each at every partition, and so did what became of it:
-    20 ms, of everybody."""
+    """With a hundred waiting members, each record and each acknowledgement made every member read every partition: 20
+    ms of the event loop."""
     looks: list[int] = []
     next_chunk = share._next_chunk
 
@@ -85,13 +85,13 @@ async def test_a_waiting_share_fetch_reads_only_partitions_that_fired(
             )  # fmt: skip
             assert answer.responses[0].partitions[0].error_code == 0
             if kind == 1:
-                assert looks == [1, 1], "what was accepted is news to nobody"
+                assert looks == [1, 1], "accepted records wake no member"
         [part] = (await waits).responses[0].partitions
         assert [(one.first_offset, one.last_offset) for one in part.acquired_records] == [(1, 1)]
 
 
 async def two_members(world: World) -> tuple[Client, Client]:
-    """Of the group s, m and other, with a topic to read."""
+    """Members m and other of the group s, with a topic to read."""
     await world.topic("t")
     client, other = await world.client(), await world.client()
     await beat(client)
@@ -100,7 +100,7 @@ async def two_members(world: World) -> tuple[Client, Client]:
 
 
 async def gone(world: World, client: Client) -> None:
-    """Its connection is closed, and the broker has seen it."""
+    """Close the client's connection and wait until the broker has noticed."""
     number = len(world.listener.connections)
     client.close()
     while len(world.listener.connections) == number:
@@ -108,7 +108,7 @@ async def gone(world: World, client: Client) -> None:
 
 
 async def test_records_of_a_disconnected_member_are_released_at_once(tmp_path: Path) -> None:
-    """Not when its locks end: a share session is one connection's."""
+    """Not only when its locks expire: a share session ends with its connection."""
     async with world_at(tmp_path) as world:
         client, other = await two_members(world)
         await client.produce("t", batch(b"a", b"b"))
@@ -116,11 +116,11 @@ async def test_records_of_a_disconnected_member_are_released_at_once(tmp_path: P
         assert await take(world, other, "other") == []
         await gone(world, client)
         assert await take(world, other, "other") == [(0, 1)]
-        assert list(world.context.share_sessions.by_key) == [("s", "other")], "and its session is not kept"
+        assert list(world.context.share_sessions.by_key) == [("s", "other")], "its session is removed"
 
 
 async def test_a_waiting_fetch_of_a_disconnected_client_acquires_nothing(tmp_path: Path) -> None:
-    """What it held comes back and wakes who waits: the last to have it again is the one that went."""
+    """Its records are released and wake the waiting fetches, and its own must not acquire them again."""
     async with world_at(tmp_path, read_wait_ms_max=280_000) as world:
         client, other = await two_members(world)
         await client.produce("t", batch(b"a", b"b"))
@@ -134,7 +134,7 @@ async def test_a_waiting_fetch_of_a_disconnected_client_acquires_nothing(tmp_pat
             )
         )  # fmt: skip
         session = world.context.share_sessions.by_key["s", "m"]
-        while session.epoch < 2:  # the fetch is there
+        while session.epoch < 2:  # the fetch has arrived
             await asyncio.sleep(0.01)
         await gone(world, client)
         assert await take(world, other, "other") == [(0, 1)]
@@ -190,7 +190,7 @@ async def test_a_member_can_restart_its_session_at_the_session_limit(
         await beat(client)
         await take(world, client)
         monkeypatch.setattr(share_sessions, "SESSIONS_MAX", 1)
-        await take(world, client)  # anew, in the place of the one it had
+        await take(world, client)  # replaces its earlier session
 
 
 async def test_a_client_over_the_session_limit_gets_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,8 +213,10 @@ async def test_one_connection_cannot_use_up_all_share_sessions(tmp_path: Path) -
         assert codes == [0] * 4 + [Code.SHARE_SESSION_LIMIT_REACHED] * 2
         await take(world, other, "other")
         taken_over = await greedy.call(Api.SHARE_FETCH, 1, member_id="other", **asked)
-        assert taken_over.error_code == Code.SHARE_SESSION_LIMIT_REACHED, "nor those of others"
-        assert (await greedy.call(Api.SHARE_FETCH, 1, member_id="m0", **asked)).error_code == 0, "its own, anew"
+        assert taken_over.error_code == Code.SHARE_SESSION_LIMIT_REACHED, "other sessions are kept"
+        assert (await greedy.call(Api.SHARE_FETCH, 1, member_id="m0", **asked)).error_code == 0, (
+            "its own session can be restarted"
+        )
         ends = {"group_id": "s", "member_id": "m1", "share_session_epoch": -1, "topics": []}
         assert (await greedy.call(Api.SHARE_ACKNOWLEDGE, 1, **ends)).error_code == 0
         assert (await greedy.call(Api.SHARE_FETCH, 1, member_id="m5", **asked)).error_code == 0
@@ -223,13 +225,13 @@ async def test_one_connection_cannot_use_up_all_share_sessions(tmp_path: Path) -
 
 
 async def test_a_share_session_cannot_grow_without_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Partitions are added to it by every fetch, if somebody likes, whether they exist or not."""
+    """Every fetch may add partitions, whether they exist or not."""
     monkeypatch.setattr(context, "ELEMENTS_MAX", 100)
     async with world_at(tmp_path) as world:
         client, other = await two_members(world)
         await client.produce("t", batch(b"a", b"b"))
         assert await take(world, client) == [(0, 1)]
-        renews = {  # what does not exist is not looked at
+        renews = {  # partitions that do not exist are not read
             "group_id": "s", "member_id": "m", "is_renew_ack": True, "max_wait": 0, "min_bytes": 0, "max_bytes": 0,
             "max_records": 0,
         }  # fmt: skip
@@ -241,7 +243,7 @@ async def test_a_share_session_cannot_grow_without_limit(tmp_path: Path, monkeyp
             codes.append(answer.error_code)
         assert Code.SHARE_SESSION_LIMIT_REACHED in codes[1:]
         assert world.context.share_sessions.partitions == 0 and not world.context.share_sessions.by_key
-        assert await take(world, other, "other") == [(0, 1)], "what it held is for the others"
+        assert await take(world, other, "other") == [(0, 1)], "its records are released"
         assert world.context.share_sessions.partitions == 1
 
 
@@ -265,7 +267,7 @@ async def test_acknowledgements_of_a_partition_are_applied_all_or_none(
             Api.SHARE_ACKNOWLEDGE, 1, group_id="s", member_id="m", share_session_epoch=1, topics=wanted
         )
         assert answer.responses[0].partitions[0].error_code == Code.INVALID_RECORD_STATE
-        assert await take(world, other, "other") == [], "it has both of them"
+        assert await take(world, other, "other") == [], "it still holds both"
         await gone(world, client)
         assert await take(world, other, "other") == [(0, 1)]
 
@@ -295,7 +297,7 @@ async def test_a_fetch_that_renews_locks_acquires_nothing(tmp_path: Path) -> Non
 
 
 async def test_a_member_that_left_the_group_can_still_acknowledge(tmp_path: Path) -> None:
-    """librdkafka leaves before it acknowledges on close: what was accepted was handed out again."""
+    """On close, librdkafka leaves before it acknowledges: accepted records were delivered again."""
     async with world_at(tmp_path) as world:
         client, other = await two_members(world)
         await client.produce("t", batch(b"a", b"b"))
@@ -310,7 +312,7 @@ async def test_a_member_that_left_the_group_can_still_acknowledge(tmp_path: Path
             topics=[{"topic_id": topic_id, "partitions": parts}],
         )  # fmt: skip
         assert answer.responses[0].partitions[0].error_code == 0
-        assert await take(world, other, "other") == [(1, 1)], "the rest comes back when the session ends"
+        assert await take(world, other, "other") == [(1, 1)], "the rest is released when the session ends"
 
 
 async def test_only_batches_with_acquired_records_are_sent(tmp_path: Path) -> None:
@@ -350,7 +352,7 @@ async def test_only_the_first_batch_of_a_share_fetch_may_exceed_max_bytes(
 
 
 async def take_of(world: World, client: Client, count: int, *, epoch: int = 0, member: str = "m") -> list[int]:
-    """Those of so many partitions of which the member is handed something."""
+    """The number of partitions with records in the response."""
     topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
     wanted = [{"topic_id": topic_id, "partitions": [{"partition_index": number} for number in range(count)]}]
     limits = {"max_wait": 0, "max_records": 100, "max_bytes": 1 << 20, "share_session_epoch": epoch}
@@ -359,7 +361,7 @@ async def take_of(world: World, client: Client, count: int, *, epoch: int = 0, m
 
 
 async def test_the_first_member_leaves_records_for_members_that_join_with_it(tmp_path: Path) -> None:
-    """One of them took all that there was, of every partition, before the others had asked."""
+    """The first acquired all records of every partition before the others had sent a request."""
     async with world_at(tmp_path) as world:
         await world.topic("t", 4)
         first, second = await world.client(), await world.client()
@@ -369,4 +371,4 @@ async def test_the_first_member_leaves_records_for_members_that_join_with_it(tmp
             await first.produce("t", batch(b"x"), partition=number)
         assert await take_of(world, first, 4, member="a") == [0]
         assert await take_of(world, second, 4, member="b") == [1]
-        assert await take_of(world, first, 4, epoch=1, member="a") == [2, 3], "and then there is room for all"
+        assert await take_of(world, first, 4, epoch=1, member="a") == [2, 3], "later all partitions are returned"

@@ -1,4 +1,5 @@
-"""Where a share group stands: kept from its first heartbeat on, shown, moved and removed as Kafka's tools ask."""
+"""Start offsets of share groups: durable from the first heartbeat on, and described, altered and deleted by Kafka's
+tools."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ async def beat(client: Client, epoch: int = 0, member: str = "m") -> int:
 
 
 async def take(world: World, client: Client, member: str = "m") -> list[tuple[int, int]]:
-    """What the member is handed at once, as (first, last)."""
+    """The records that the member acquires at once, as (first, last)."""
     topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
     wanted = [{"topic_id": topic_id, "partitions": [{"partition_index": 0}]}]
     answer = await client.call(
@@ -46,7 +47,7 @@ async def alter(client: Client, offset: int, topic: str = "t") -> tuple[int, lis
 
 
 async def test_d3_a_share_group_misses_no_record_before_its_first_fetch(tmp_path: Path) -> None:
-    """It begins at the end: of the time it joined, not of the time the broker came back."""
+    """It starts at the end as of its join, not as of the broker's restart."""
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -68,7 +69,7 @@ async def test_share_group_offsets_are_described_altered_and_deleted(tmp_path: P
         shown = await describe(client)
         places = [(one.partition_index, one.start_offset, one.lag) for one in shown.topics[0].partitions]
         assert places == [(0, 10, 0), (1, 0, 0)]
-        assert await alter(client, 4) == (Code.NON_EMPTY_GROUP, []), "somebody reads"
+        assert await alter(client, 4) == (Code.NON_EMPTY_GROUP, []), "the group has members"
         deleted = await client.call(Api.DELETE_SHARE_GROUP_OFFSETS, 0, group_id="s", topics=[{"topic_name": "t"}])
         assert deleted.error_code == Code.NON_EMPTY_GROUP
         [kept] = (await client.call(Api.DELETE_GROUPS, 2, groups_names=["s"])).results
@@ -77,7 +78,7 @@ async def test_share_group_offsets_are_described_altered_and_deleted(tmp_path: P
         await beat(client, -1)
         assert await alter(client, 4) == (0, [0, Code.UNKNOWN_TOPIC_OR_PARTITION])
         assert (await alter(client, 4, "nowhere"))[1] == [Code.UNKNOWN_TOPIC_OR_PARTITION] * 2
-    async with world_at(tmp_path) as world:  # moved for good
+    async with world_at(tmp_path) as world:  # durable
         client = await world.client()
         asked = [{"topic_name": "t", "partitions": [0, 9]}, {"topic_name": "nowhere", "partitions": [0]}]
         topics = (await describe(client, topics=asked)).topics
@@ -117,13 +118,13 @@ async def test_missing_groups_are_not_found(tmp_path: Path) -> None:
 
 
 async def test_altering_offsets_creates_a_missing_share_group(tmp_path: Path) -> None:
-    """kadm and Kafka's own admin client say where a group is to begin before anybody has joined it."""
+    """kadm and Kafka's admin client set the start offsets of a group before a member has joined."""
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
         await client.produce("t", batch(*[b"x"] * 10))
         assert (await alter(client, 4, "nowhere"))[1] == [Code.UNKNOWN_TOPIC_OR_PARTITION] * 2
-        assert (await describe(client)).error_code == Code.GROUP_ID_NOT_FOUND, "nothing was said of it"
+        assert (await describe(client)).error_code == Code.GROUP_ID_NOT_FOUND, "it has no offset"
         assert await alter(client, 4) == (0, [0, Code.UNKNOWN_TOPIC_OR_PARTITION])
     async with world_at(tmp_path) as world:
         client = await world.client()

@@ -1,4 +1,4 @@
-"""What a client sees that knows transaction.version 2 (KIP-890), and beside it one that does not."""
+"""transaction.version 2 (KIP-890), next to clients that do not know it."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +10,7 @@ from headrace.wire.kafka.apis import Api
 from tests.listeners.kafka.world import Client, World, batch
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-LARGE = 4 << 20  # unfolds to more than is checked on the loop
+LARGE = 4 << 20  # decompresses to more than the event loop checks
 
 
 async def init(client: Client, name: str) -> SimpleNamespace:
@@ -20,7 +20,7 @@ async def init(client: Client, name: str) -> SimpleNamespace:
 async def write(
     client: Client, name: str, producer: Any, *topics: str, version: int = 12, value: bytes = b"x", codec: int = 0
 ) -> list[int]:
-    """One record to each of the topics; the error codes."""
+    """Write one record to each topic; returns the error codes."""
     data = batch(
         value,
         producer_id=producer.producer_id,
@@ -58,12 +58,12 @@ async def test_transaction_version_is_offered_to_clients_that_can_parse_it(clien
     newest = await client.call(Api.API_VERSIONS, 4)
     [finalized] = newest.finalized_features
     assert (finalized.name, finalized.max_version_level) == ("transaction.version", 2)
-    assert newest.finalized_features_epoch == 0, "without one Java does not look at them"
+    assert newest.finalized_features_epoch == 0, "without an epoch Java ignores the features"
     [supported] = newest.supported_features
     assert (supported.name, supported.min_version, supported.max_version) == ("transaction.version", 0, 2)
     older = await client.call(Api.API_VERSIONS, 3)
     assert len(older.finalized_features) == 1
-    assert older.supported_features == [], "Java clients of then fail over one that begins at 0"
+    assert older.supported_features == [], "older Java clients fail on a feature whose minimum is 0"
     assert (await client.call(Api.API_VERSIONS, 2)).error_code == 0
 
 
@@ -71,17 +71,19 @@ async def test_version_2_adds_partitions_implicitly_and_bumps_the_epoch(world: W
     topics = [await world.topic(f"new-{number}") for number in range(3)]
     producer = await init(client, "new")
     assert await write(client, "new", producer, *topics[:2]) == [0, 0]
-    assert await write(client, "new", producer, topics[2], value=bytes(LARGE), codec=1) == [0], "after the thread"
+    assert await write(client, "new", producer, topics[2], value=bytes(LARGE), codec=1) == [0], (
+        "after the checker thread"
+    )
     assert await commit_offset(client, "new", producer, topics[0]) == 0
     ended = await end(client, "new", producer)
     assert (ended.error_code, ended.producer_id) == (0, producer.producer_id)
     assert ended.producer_epoch == producer.producer_epoch + 1
-    assert vars(await end(client, "new", producer)) == vars(ended), "its answer was lost"
+    assert vars(await end(client, "new", producer)) == vars(ended), "its response was lost"
     for topic in topics:
         assert (await client.fetch(topic, isolation_level=1)).last_stable_offset == 2
     found = world.broker.coordination.groups.offsets.get("new-group", topics[0], 0)
     assert found is not None and found.offset == 3
-    assert await write(client, "new", producer, topics[0]) == [Code.INVALID_PRODUCER_EPOCH], "it comes late"
+    assert await write(client, "new", producer, topics[0]) == [Code.INVALID_PRODUCER_EPOCH], "it arrives late"
     assert await write(client, "new", ended, topics[0]) == [0]
     assert (await end(client, "new", ended, commit=False)).producer_epoch == producer.producer_epoch + 2
 
@@ -111,7 +113,7 @@ async def test_a_client_of_version_1_works_as_before(world: World, client: Clien
             v3_and_below_topics=[{"name": topic, "partitions": [0]}],
         )  # fmt: skip
         assert added.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code == 0
-        assert await write(client, "old", producer, topic, version=11) == [0], "the second comes again"
+        assert await write(client, "old", producer, topic, version=11) == [0], "the second is repeated"
         assert (await end(client, "old", producer, version=4)).error_code == 0
         assert (await end(client, "old", producer, version=4)).error_code == 0
         assert (await client.fetch(topic, isolation_level=1)).last_stable_offset == 2 + number

@@ -1,4 +1,4 @@
-"""Cutting the byte stream into requests, however it arrives, and refusing sizes before memory is spent."""
+"""Splitting the byte stream into requests, however it arrives, and refusing sizes before memory is allocated."""
 
 import struct
 import tracemalloc
@@ -47,7 +47,7 @@ def test_requests_may_arrive_byte_by_byte() -> None:
 def test_requests_of_any_size_are_read_as_they_were_framed(
     sizes: list[int], reads: list[int], is_given_back: bool
 ) -> None:
-    """Read as sockets read: at most as much as there is room for, and each buffer is used again."""
+    """Reads like a socket: at most the size of the target; each buffer is reused."""
     pool = BufferPool()
     frames = FrameReader(pool, bytearray(64 * 1024))
     requests = [bytes([index + 1]) * size for index, size in enumerate(sizes)]
@@ -56,7 +56,7 @@ def test_requests_of_any_size_are_read_as_they_were_framed(
     position, turn = 0, 0
     while position < len(stream):
         target = frames.target()
-        # Byte by byte only at first: the large ones would take for ever.
+        # Byte by byte only at first: the large ones would take too long.
         step = min(reads[turn % len(reads)] if turn < 20 else 70_000, len(target), len(stream) - position)
         target[:step] = stream[position : position + step]
         for buffer, size in frames.arrived(step):
@@ -80,7 +80,7 @@ def test_more_bytes_than_the_target_holds_are_an_error(begun: bytes) -> None:
 
 
 def test_a_large_request_is_assembled_from_many_reads() -> None:
-    large = bytes(range(256)) * 8192  # 2 MiB, over every threshold of growth
+    large = bytes(range(256)) * 8192  # 2 MiB, above every growth threshold
     frames = reader()
     got = []
     stream = framed(large, b"after", large)
@@ -104,12 +104,12 @@ def test_buffers_unused_for_a_while_are_released() -> None:
     for buffer in [pool.take(FIRST_BYTES) for _ in range(8)]:
         pool.give(buffer)
     pool.trim()
-    assert pool.free_bytes == 8 * FIRST_BYTES, "a burst of the last moments"
+    assert pool.free_bytes == 8 * FIRST_BYTES, "a recent burst"
     taken = [pool.take(FIRST_BYTES) for _ in range(3)]
     for buffer in taken:
         pool.give(buffer)
     pool.trim()
-    assert pool.free_bytes == 3 * FIRST_BYTES, "five were not needed since the last time"
+    assert pool.free_bytes == 3 * FIRST_BYTES, "five were not needed since the last trim"
     assert pool.release(1) == FIRST_BYTES
     assert pool.free_bytes == 2 * FIRST_BYTES
 
@@ -142,7 +142,7 @@ def test_an_announced_size_takes_no_free_buffer() -> None:
     pool.give(bytearray(16 * FIRST_BYTES))
     frames = FrameReader(pool, bytearray(64 * 1024))
     frames.feed(struct.pack(">i", 16 * FIRST_BYTES))
-    assert frames.held_bytes == FIRST_BYTES, "only who has just sent as much is believed"
+    assert frames.held_bytes == FIRST_BYTES, "only a client that just sent as much is trusted"
 
 
 def test_an_idle_connection_holds_no_buffer() -> None:
@@ -160,10 +160,10 @@ def test_consecutive_large_requests_are_hardly_copied() -> None:
     large = bytes(range(256)) * 8192
     [(buffer, _)] = frames.feed(framed(large))
     pool.give(buffer)
-    assert len(frames.target()) == PEEK_BYTES, "the rest of what follows is read to its place at once"
+    assert len(frames.target()) == PEEK_BYTES, "the rest of the next request is read into its own buffer"
     stream = framed(large)
     assert frames.feed(stream[:PEEK_BYTES]) == []
     assert frames.target().obj is buffer and len(frames.target()) == len(stream) - PEEK_BYTES
     assert whole(frames.feed(stream[PEEK_BYTES:])) == [large]
     frames.feed(framed(b"small"))
-    assert len(frames.target()) == 64 * 1024, "many small ones are taken in one read again"
+    assert len(frames.target()) == 64 * 1024, "many small requests are read at once again"

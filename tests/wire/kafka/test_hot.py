@@ -1,4 +1,4 @@
-"""Produce, Fetch and Metadata, written by hand, against kio's classes as the oracle."""
+"""The hand-written codecs of Produce, Fetch and Metadata, with kio's classes as the oracle."""
 
 import datetime
 import io
@@ -37,7 +37,7 @@ def written(entity: Any) -> bytes:
 
 
 def make(cls: Any, **values: Any) -> Any:
-    """cls with those of the values that its version has."""
+    """cls with the values that its version has."""
     return cls(**{name: value for name, value in values.items() if name in cls.__dataclass_fields__})
 
 
@@ -282,7 +282,7 @@ def test_a_changed_byte_never_names_records_outside_the_request(data: st.DataObj
 
 
 def test_the_number_of_topics_without_partitions_is_limited() -> None:
-    """A hundred megabytes of them would take gigabytes, and seconds of everybody's time."""
+    """A hundred megabytes of them would take gigabytes, and seconds of the event loop."""
     many = 200_001
     count, topics = b"\xc2\x9a\x0c", b"\x04ttt\x01\x00" * many  # one more than there are, in seven bits each
     produce = b"\0" + bytes(6) + count + topics + b"\0"

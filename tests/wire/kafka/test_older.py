@@ -1,4 +1,4 @@
-"""Versions that kio does not know, byte by byte as the protocol's guide has them."""
+"""Versions that kio lacks, byte by byte as the protocol guide defines them."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def test_offset_commit_1_has_a_timestamp_per_partition() -> None:
     assert (request.group_id, request.generation_id_or_member_epoch, request.member_id) == ("g", 3, "m")
     [asked] = request.topics[0].partitions
     assert (asked.partition_index, asked.committed_offset, asked.committed_metadata) == (5, 7, "note")
-    assert asked.committed_leader_epoch == -1, "as a later version says it"
+    assert asked.committed_leader_epoch == -1, "as in later versions"
 
 
 def test_list_offsets_0_has_max_num_offsets() -> None:

@@ -1,4 +1,4 @@
-"""The schema-driven codec against kio's own, for every API and version we offer."""
+"""The schema-driven codec against kio's own, for every supported API and version."""
 
 import dataclasses
 import datetime
@@ -45,7 +45,7 @@ SAMPLES = {
 
 
 def sample(entity: type, count: int) -> Any:
-    """An entity of kio's with every field filled."""
+    """A kio entity with every field filled."""
     hints = typing.get_type_hints(entity)
     values = {}
     for field in dataclasses.fields(entity):
@@ -56,7 +56,7 @@ def sample(entity: type, count: int) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """kio's values as ours."""
+    """kio's values as headrace represents them."""
     if dataclasses.is_dataclass(value):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, SimpleNamespace):
@@ -73,7 +73,7 @@ def plain(value: Any) -> Any:
 
 
 def within(got: Any, expected: Any) -> Any:
-    """got without the fields that the version lacks and were filled in."""
+    """The decoded values without the defaults of fields that the version lacks."""
     if isinstance(expected, dict):
         return {name: within(got[name], one) for name, one in expected.items()}
     if isinstance(expected, list):

@@ -123,8 +123,8 @@ class Connection(RequestPipeline, asyncio.BufferedProtocol):
             self._expect_login()
 
     def eof_received(self) -> bool:
-        """The client may still read. Closing a transport sends what the transport buffers, but not what FileSending
-        has left to send: then the transport stays open until that is sent."""
+        """The client may still read its responses. A closing transport sends its own buffer, but not the pieces of
+        FileSending, so it stays open until those are sent."""
         if self._files is None or not self._files.unsent_bytes:
             return False
         self._flush()

@@ -62,7 +62,7 @@ class KafkaContext:
                 await task
         await self.loop.run_in_executor(None, self.checking.shutdown)
 
-    # Who asks.
+    # Authentication, authorization and addresses.
 
     def admits(self, request: Request) -> bool:
         """Whether the connection is authenticated, or need not be. Asked again after each wait."""
@@ -112,7 +112,7 @@ class KafkaContext:
     # Handlers that wait.
 
     def spawn(self, work: Coroutine[Any, Any, None], request: Request) -> None:
-        """Run a coroutine to its end, even if the client disconnects: what a request started is finished."""
+        """Run a coroutine to its end, even if the client disconnects meanwhile."""
         task = self.loop.create_task(self._guarded(work, request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

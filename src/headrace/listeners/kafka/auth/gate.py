@@ -1,4 +1,4 @@
-"""LoginGate: the one place where this listener decides who may use it, with the users that all listeners share.
+"""LoginGate: the one place where this listener decides which connections are admitted, with the broker's users.
 
 The broker is open while guest with its well-known password is the only user: then no connection has to log in. From
 then on a connection logs in before anything else. One exception: a connection from this machine that does not log in is

@@ -154,7 +154,7 @@ class Fetch:
                 most = min(wanted.max_bytes, room)
                 if room > 0 or first:
                     records, next_offset = self._records(partition, wanted.offset, most, end)
-                # The first batch is sent whatever its size: a client whose limit is smaller could never go on.
+                # The first batch is sent regardless of its size: a client with a smaller limit could never continue.
                 # Later batches are not: librdkafka closes the connection when a response exceeds its limit, every time.
                 if not first and (records is None or len(records) > most):
                     records, next_offset = None, wanted.offset

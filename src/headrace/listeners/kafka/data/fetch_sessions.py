@@ -1,4 +1,4 @@
-"""Fetch sessions: a client names its partitions once, and after that only what changed (KIP-227)."""
+"""Fetch sessions: a client names its partitions once, and after that only the changes (KIP-227)."""
 
 import random
 from collections.abc import Callable

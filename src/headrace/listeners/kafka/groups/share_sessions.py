@@ -1,4 +1,4 @@
-"""Share sessions: a member names its partitions once, and after that only what changed (KIP-932)."""
+"""Share sessions: a member names its partitions once, and after that only the changes (KIP-932)."""
 
 from collections.abc import Callable
 from typing import Any
