@@ -341,7 +341,7 @@ def test_the_tools_of_kafka_log_in_and_say_what_they_may_not(guarded: Guarded, n
     tool("ConsoleProducer", "--topic", topic, stdin="a\nb\n")
     arguments = ("--topic", topic, "--group", f"{topic}-group", "--max-messages", "2", "--timeout-ms", "90000")
     assert tool("consumer.ConsoleConsumer", *arguments, "--from-beginning").splitlines()[:2] == ["a", "b"]
-    with pytest.raises(AssertionError, match="has no right to configure topic"):
+    with pytest.raises(AssertionError, match="has no permission to configure topic"):
         tool("TopicCommand", "--create", "--topic", name("not-mine"))
 
 

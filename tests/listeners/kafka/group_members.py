@@ -1,4 +1,4 @@
-"""Members of each kind of group, by the requests of the protocol. What Kafka 4.3 answers was seen of one."""
+"""Joins members to each kind of group by protocol requests. The expected codes were observed with Kafka 4.3."""
 
 from types import SimpleNamespace
 
@@ -8,7 +8,7 @@ from tests.listeners.kafka.world import Client
 
 
 async def join_classic(client: Client, group: str, member_id: str = "") -> SimpleNamespace:
-    # Nobody sends heartbeats here.
+    # No test sends heartbeats.
     return await client.call(
         Api.JOIN_GROUP, 5, group_id=group, session_timeout=60_000, rebalance_timeout=60_000, member_id=member_id,
         protocol_type="consumer", protocols=[{"name": "range", "metadata": subscription()}],
@@ -16,7 +16,7 @@ async def join_classic(client: Client, group: str, member_id: str = "") -> Simpl
 
 
 async def classic_member(client: Client, group: str) -> SimpleNamespace:
-    """It leads a group that waits for it to sync."""
+    """The leader of a group that waits for its SyncGroup."""
     told = await join_classic(client, group)
     return await join_classic(client, group, told.member_id)
 

@@ -1,30 +1,17 @@
-"""What administrators are told when they are wrong: the codes that Apache Kafka 4.3.1 gave to the same requests."""
+"""Errors of admin requests: the codes that Apache Kafka 4.3.1 returned for the same requests."""
 
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from headrace.listeners.kafka.admin.configs import APPEND, DELETE, GROUP, SUBTRACT, TOPIC
 from headrace.listeners.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.schema import NO_UUID
-from tests.listeners.kafka.world import Client, World, world_at
+from tests.listeners.kafka.world import Client, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(world: World) -> Client:
-    return await world.client()
 
 
 async def create(client: Client, *configs: tuple[str, str], validate_only: bool = True) -> SimpleNamespace:
@@ -52,7 +39,7 @@ async def delete(client: Client, *topics: dict[str, Any]) -> list[int]:
     return [one.error_code for one in answers]
 
 
-async def test_a_topic_that_is_named_twice_gets_no_more_partitions(world: World, client: Client) -> None:
+async def test_a_topic_named_twice_in_create_partitions_is_refused(world: World, client: Client) -> None:
     topic = await world.topic("grows", 2)
     twice = [{"name": topic, "count": 3, "assignments": None}, {"name": topic, "count": 4, "assignments": None}]
     answers = (await client.call(Api.CREATE_PARTITIONS, 3, topics=twice)).results
@@ -60,9 +47,9 @@ async def test_a_topic_that_is_named_twice_gets_no_more_partitions(world: World,
     assert len(world.broker.streams.get(topic).partitions) == 2
 
 
-async def test_a_topic_is_deleted_by_its_name_or_by_its_id_and_once(world: World, client: Client) -> None:
+async def test_delete_topics_takes_a_name_or_an_id_but_each_topic_once(world: World, client: Client) -> None:
     topic = await world.topic("stays")
-    topic_id = world.listener.topics.id_of(world.broker.streams.get(topic))
+    topic_id = world.context.topics.id_of(world.broker.streams.get(topic))
     by_name, by_id = {"name": topic, "topic_id": NO_UUID}, {"name": None, "topic_id": topic_id}
     assert await delete(client, {"name": topic, "topic_id": topic_id}) == [Code.INVALID_REQUEST]
     assert await delete(client, {"name": None, "topic_id": NO_UUID}) == [Code.INVALID_REQUEST]
@@ -73,7 +60,7 @@ async def test_a_topic_is_deleted_by_its_name_or_by_its_id_and_once(world: World
     assert world.broker.streams.find(topic) is None
 
 
-async def test_nonsense_is_not_appended_to_a_list_in_silence(world: World, client: Client) -> None:
+async def test_appending_an_invalid_value_to_a_list_is_refused(world: World, client: Client) -> None:
     topic = await world.topic("lists")
     assert await change(client, TOPIC, topic, "cleanup.policy", APPEND, "nonsense") == Code.INVALID_CONFIG
     assert await change(client, TOPIC, topic, "cleanup.policy", APPEND, "compact,nonsense") == Code.INVALID_CONFIG
@@ -89,7 +76,7 @@ async def test_nonsense_is_not_appended_to_a_list_in_silence(world: World, clien
     assert await change(client, TOPIC, topic, "retention.ms", APPEND, "5") == Code.INVALID_CONFIG
 
 
-async def test_what_there_is_not_is_taken_back_as_often_as_one_likes(world: World, client: Client) -> None:
+async def test_deleting_an_unknown_config_changes_nothing(world: World, client: Client) -> None:
     topic = await world.topic("taken-back")
     assert await change(client, TOPIC, topic, "nonsense", DELETE, None) == 0
 
@@ -110,9 +97,7 @@ async def test_what_there_is_not_is_taken_back_as_often_as_one_likes(world: Worl
         ("leader.replication.throttled.replicas", "x"),
     ],
 )
-async def test_a_value_that_cannot_be_is_refused_of_a_setting_without_effect_as_well(
-    client: Client, name: str, value: str
-) -> None:
+async def test_an_invalid_value_of_a_config_without_effect_is_refused(client: Client, name: str, value: str) -> None:
     assert (await create(client, (name, value))).error_code == Code.INVALID_CONFIG
 
 
@@ -127,11 +112,11 @@ async def test_a_value_that_cannot_be_is_refused_of_a_setting_without_effect_as_
         ("follower.replication.throttled.replicas", ""),
     ],
 )
-async def test_a_value_that_can_be_is_taken_of_a_setting_without_effect(client: Client, name: str, value: str) -> None:
+async def test_a_valid_value_of_a_config_without_effect_is_accepted(client: Client, name: str, value: str) -> None:
     assert (await create(client, (name, value))).error_code == 0
 
 
-async def test_who_only_asks_whether_a_topic_could_be_made_is_told_its_settings(world: World, client: Client) -> None:
+async def test_validate_only_returns_the_configs_of_the_new_topic(world: World, client: Client) -> None:
     answer = await create(client, ("retention.ms", "5000"), ("compression.type", "producer"))
     told = {one.name: (one.value, one.config_source) for one in answer.configs}
     assert told["retention.ms"] == ("5000", 1)
@@ -141,14 +126,14 @@ async def test_who_only_asks_whether_a_topic_could_be_made_is_told_its_settings(
     assert {one.name: (one.value, one.config_source) for one in made.configs} == told
 
 
-async def test_there_are_no_settings_of_the_group_without_a_name(client: Client) -> None:
+async def test_the_default_group_resource_is_refused(client: Client) -> None:
     asked = [{"resource_type": GROUP, "resource_name": "", "configuration_keys": None}]
     [described] = (await client.call(Api.DESCRIBE_CONFIGS, 4, resources=asked)).results
     assert described.error_code == Code.INVALID_REQUEST
     assert await change(client, GROUP, "", "share.heartbeat.interval.ms", 0, "6000") == Code.INVALID_REQUEST
 
 
-async def test_a_page_of_partitions_does_not_begin_before_the_first(world: World, client: Client) -> None:
+async def test_a_negative_cursor_is_refused(world: World, client: Client) -> None:
     topic = await world.topic("paged", 3)
     answer = await client.call(
         Api.DESCRIBE_TOPIC_PARTITIONS, 0, topics=[{"name": topic}], response_partition_limit=10,
@@ -157,7 +142,7 @@ async def test_a_page_of_partitions_does_not_begin_before_the_first(world: World
     assert [(one.error_code, one.partitions) for one in answer.topics] == [(Code.INVALID_REQUEST, [])]
 
 
-async def test_an_election_of_a_kind_that_there_is_not_is_refused(world: World, client: Client) -> None:
+async def test_an_unknown_election_type_is_refused(world: World, client: Client) -> None:
     asked = [{"topic": await world.topic("elected"), "partitions": [0]}]
     for kind, code in ((0, 0), (1, 0), (5, Code.INVALID_REQUEST)):
         answer = await client.call(Api.ELECT_LEADERS, 2, election_type=kind, topic_partitions=asked)

@@ -1,14 +1,13 @@
-"""What the APIs say that no client of the other tests asks for, or that one would not notice being wrong."""
+"""Responses that the clients of the interop tests do not request, or whose errors they would not notice."""
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from headrace.broker.streams.partition import Partition, ReadWaits
 from headrace.errors import StorageFailed
@@ -23,17 +22,6 @@ from tests.listeners.kafka.world import Client, Closed, World, batch, world_at
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(world: World) -> Client:
-    return await world.client()
 
 
 async def offset_at(client: Client, topic: str, timestamp: int, isolation: int = 0) -> tuple[int, int]:
@@ -52,7 +40,7 @@ def timed(*times_ms: int) -> bytes:
 
 async def test_offsets_by_every_kind_of_time(world: World, client: Client) -> None:
     await world.topic("times")
-    assert await offset_at(client, "times", MAX_TIMESTAMP) == (-1, -1), "nothing is there"
+    assert await offset_at(client, "times", MAX_TIMESTAMP) == (-1, -1), "there are no records"
     await client.produce("times", timed(1000, 5000, 3000))
     await client.produce("times", timed(4000, 2000))
     assert await offset_at(client, "times", EARLIEST) == (0, -1)
@@ -61,22 +49,22 @@ async def test_offsets_by_every_kind_of_time(world: World, client: Client) -> No
     assert await offset_at(client, "times", MAX_TIMESTAMP) == (1, 5000)
     assert await offset_at(client, "times", LATEST_TIERED) == (-1, -1)
     assert await offset_at(client, "times", 0) == (0, 1000)
-    assert await offset_at(client, "times", 1001) == (1, 5000), "the first at or after, in the log's order"
+    assert await offset_at(client, "times", 1001) == (1, 5000), "the first at or after the time, in log order"
     assert await offset_at(client, "times", 5001) == (-1, -1)
 
 
-async def test_a_buffer_is_used_again_only_if_nothing_writes_it_any_more(
+async def test_a_buffer_is_reused_only_if_no_write_can_be_reading_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a failure whoever waits is told at once, while the write of what they sent may still go on: the next
-    client's bytes, read to the same buffer, would be written in their place."""
+    """After a failure the waiters are notified at once, while the write of their batch may still be running: the next
+    client's bytes, read into the same buffer, would be written in its place."""
     free: list[int] = []
-    with pytest.raises(StorageFailed):  # the close says so once more
+    with pytest.raises(StorageFailed):  # raised again by the close
         async with world_at(tmp_path) as failing:
             await failing.topic("large")
             client = await failing.client()
             large = batch(bytes(2 * FIRST_BYTES))
-            shard, pool = failing.broker.shard, failing.listener.pool
+            shard, pool = failing.broker.shard, failing.context.pool
             for fails in (False, True):
                 if fails:
                     monkeypatch.setattr(shard.staging, "start_round", lambda: None)
@@ -89,11 +77,11 @@ async def test_a_buffer_is_used_again_only_if_nothing_writes_it_any_more(
                 assert (await waiting).error_code == (Code.KAFKA_STORAGE_ERROR if fails else 0)
                 free.append(pool.free_bytes)
     before, during, after = free
-    assert during < before, "as a rule it is used again"
+    assert during < before, "normally the buffer is reused"
     assert after == during
 
 
-async def test_an_answer_that_can_not_be_made_ends_its_own_connection(
+async def test_a_response_that_fails_closes_only_its_own_connection(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic, other = await world.topic("unanswered"), await world.client()
@@ -105,7 +93,7 @@ async def test_an_answer_that_can_not_be_made_ends_its_own_connection(
     assert (await other.produce(topic, batch(b"b"))).base_offset == 1
 
 
-async def test_a_fetch_that_can_not_be_answered_ends_its_own_connection(
+async def test_a_fetch_that_fails_closes_only_its_own_connection(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic, other = await world.topic("unread"), await world.client()
@@ -125,11 +113,11 @@ async def test_a_fetch_that_can_not_be_answered_ends_its_own_connection(
 async def test_an_epoch_ends_where_the_next_one_begins(
     world: World, client: Client, asked: int, epoch: int, end: int
 ) -> None:
-    """What a consumer asks after a broker was killed, to find out whether what it read is still there."""
+    """The request of a consumer after a broker was killed, to detect truncation."""
     topic = await world.topic(f"lived-{asked}")
     log = world.broker.streams.get(topic).partitions[0].log
     await client.produce(topic, batch(b"a", b"b", b"c", b"d"))
-    log.epoch, log.epochs = 7, [(3, 0), (7, 2)]  # as if it had been killed behind its second record
+    log.epoch, log.epochs = 7, [(3, 0), (7, 2)]  # as if it had been killed after its second record
     wanted = [{"partition": 0, "current_leader_epoch": -1, "leader_epoch": asked}]
     answer = await client.call(
         Api.OFFSET_FOR_LEADER_EPOCH, 4, replica_id=-1, topics=[{"topic": topic, "partitions": wanted}]
@@ -139,9 +127,9 @@ async def test_an_epoch_ends_where_the_next_one_begins(
 
 
 @pytest.mark.parametrize("asked", [8, -1])
-async def test_nothing_is_known_of_where_an_epoch_ends_that_never_was(world: World, client: Client, asked: int) -> None:
-    """Whoever has read in one that is still to come has read another log, before an older copy was put in its place:
-    it begins anew, as with Kafka, instead of going on in the midst of other records."""
+async def test_a_leader_epoch_that_never_was_has_no_end_offset(world: World, client: Client, asked: int) -> None:
+    """A client with a future epoch has read another log, which an older copy has replaced: it starts over, as with
+    Kafka, instead of continuing in the middle of other records."""
     topic = await world.topic(f"never{asked}")
     log = world.broker.streams.get(topic).partitions[0].log
     await client.produce(topic, batch(b"a", b"b"))
@@ -158,7 +146,7 @@ async def test_nothing_is_known_of_where_an_epoch_ends_that_never_was(world: Wor
     ("given", "code"),
     [([[1]], Code.INVALID_REPLICA_ASSIGNMENT), ([[1], [9]], Code.INVALID_REPLICA_ASSIGNMENT), ([[1], [1]], Code.NONE)],
 )
-async def test_partitions_that_are_told_where_to_be_are_one_node_each(
+async def test_replica_assignments_must_name_this_broker_only(
     world: World, client: Client, given: list[list[int]], code: int
 ) -> None:
     topic = await world.topic(f"grows-{given}".translate(str.maketrans("[], ", "....")))
@@ -169,7 +157,7 @@ async def test_partitions_that_are_told_where_to_be_are_one_node_each(
     assert len(world.broker.streams.get(topic).partitions) == (1 if code else 3)
 
 
-async def test_a_client_with_another_epoch_is_told(world: World, client: Client) -> None:
+async def test_another_leader_epoch_is_fenced_or_unknown(world: World, client: Client) -> None:
     await world.topic("epochs")
     epoch = world.broker.streams.get("epochs").partitions[0].log.epoch
     for known, code in ((epoch, 0), (epoch - 1, Code.FENCED_LEADER_EPOCH), (epoch + 1, Code.UNKNOWN_LEADER_EPOCH)):
@@ -182,11 +170,10 @@ async def test_a_client_with_another_epoch_is_told(world: World, client: Client)
         assert answer.topics[0].partitions[0].error_code == code
 
 
-async def test_what_is_on_disk_is_loaded_though_there_is_something_else_to_read(
+async def test_cold_data_is_loaded_while_other_partitions_have_records_in_memory(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A partition that always has something new in memory kept those of the same consumer waiting for good that have
-    to be read from disk."""
+    """A partition that always has new records in memory starved the cold partitions of the same consumer."""
     names = [await world.topic(name) for name in ("colder", "cold", "warm")]
     for name in names:
         await client.produce(name, batch(name.encode()))
@@ -216,10 +203,10 @@ async def test_what_is_on_disk_is_loaded_though_there_is_something_else_to_read(
         assert sum(bool(topic.partitions[0].records) for topic in answer.responses) == count
 
 
-async def test_a_fetch_waits_for_as_many_bytes_as_it_asks_for(world: World, client: Client) -> None:
+async def test_a_fetch_waits_for_min_bytes(world: World, client: Client) -> None:
     await world.topic("patient")
     writer = await world.client()
-    messages, sent = world.listener.stats.messages_out, world.listener.stats.bytes_out
+    messages, sent = world.context.stats.messages_out, world.context.stats.bytes_out
     waiting = asyncio.ensure_future(client.fetch("patient", max_wait=60_000, min_bytes=1000))
     one = batch(b"x" * 400)
     for _ in range(2):
@@ -228,15 +215,13 @@ async def test_a_fetch_waits_for_as_many_bytes_as_it_asks_for(world: World, clie
         assert not waiting.done()
     await writer.produce("patient", one)
     assert len((await waiting).records) >= 1000
-    assert world.listener.stats.messages_out - messages == 3, "counted when it is sent, not with every look"
-    assert world.listener.stats.bytes_out - sent == 3 * len(one)
+    assert world.context.stats.messages_out - messages == 3, "counted once, when it is sent"
+    assert world.context.stats.bytes_out - sent == 3 * len(one)
 
 
-async def test_only_the_first_batch_of_an_answer_is_larger_than_what_was_asked_for(
-    world: World, client: Client
-) -> None:
-    """librdkafka closes the connection at an answer larger than its fetch.max.bytes allows, and asks the same again.
-    What does not fit is not waited for, either."""
+async def test_only_the_first_batch_may_exceed_max_bytes(world: World, client: Client) -> None:
+    """librdkafka closes the connection when a response exceeds its fetch.max.bytes, and repeats the request. A fetch
+    that is full does not wait, either."""
     await world.topic("tight", 3)
     for partition in range(3):
         await client.produce("tight", batch(b"x" * 1000), partition=partition)
@@ -305,8 +290,8 @@ async def test_producers_and_transactions_are_described(world: World, client: Cl
 
 
 @pytest.mark.parametrize("codec", [0, 1])
-async def test_a_compacted_topic_takes_no_record_without_a_key(world: World, client: Client, codec: int) -> None:
-    """It could never be compacted away. Kafka says INVALID_RECORD, and clients tell their callers."""
+async def test_a_compacted_topic_refuses_records_without_a_key(world: World, client: Client, codec: int) -> None:
+    """It could never be compacted away. Kafka returns INVALID_RECORD, which clients report to their callers."""
     topic = f"compacted-{codec}"
     await world.topic(topic)
     keyless = records.build([(b"k", b"v", (), 1), (None, b"v", (), 1)], codec=codec)
@@ -315,7 +300,7 @@ async def test_a_compacted_topic_takes_no_record_without_a_key(world: World, cli
     refused = await client.produce(topic, keyless)
     assert refused.error_code == Code.INVALID_RECORD
     assert "key" in refused.error_message
-    # By that clients tell the senders of the others that theirs were good.
+    # Clients report the other records of the batch as valid.
     assert [one.batch_index for one in refused.record_errors] == [1]
     assert (await client.produce(topic, keyless + b"and more")).error_code == Code.INVALID_RECORD
     keyed = records.build([(b"k", b"v", (), 1), (b"", None, (), 1)], codec=codec)
@@ -329,7 +314,7 @@ async def delete_records(client: Client, topic: str, offset: int) -> int:
     return int(part.error_code)
 
 
-async def test_records_of_a_topic_that_only_compacts_are_not_deleted(world: World, client: Client) -> None:
+async def test_delete_records_is_refused_on_a_compacted_topic(world: World, client: Client) -> None:
     topic = await world.topic("kept", cleanup_policy="compact")
     await client.produce(topic, records.build([(b"k", b"v", (), 1)]))
     assert await delete_records(client, topic, 1) == Code.POLICY_VIOLATION
@@ -337,9 +322,9 @@ async def test_records_of_a_topic_that_only_compacts_are_not_deleted(world: Worl
     assert await delete_records(client, topic, 1) == Code.NONE
 
 
-async def test_who_reads_committed_records_begins_where_the_log_does(world: World, client: Client) -> None:
-    """Though the open transaction that it waits for began before what was deleted: told to begin there, it was told
-    then that there is nothing, and so on."""
+async def test_read_committed_starts_at_the_log_start(world: World, client: Client) -> None:
+    """Even if an open transaction began before the deleted records: the last stable offset must not be before the log
+    start, or the client would loop between the two."""
     topic = await world.topic("cut")
     await transaction(client, "cut-off", topic)
     assert await delete_records(client, topic, 1) == Code.NONE
@@ -350,22 +335,21 @@ async def test_who_reads_committed_records_begins_where_the_log_does(world: Worl
     assert await offset_at(client, topic, LATEST, isolation=1) == (2, -1)
 
 
-async def test_the_newest_record_of_an_open_transaction_is_not_for_who_reads_committed(
-    world: World, client: Client
-) -> None:
+async def test_max_timestamp_excludes_open_transactions_with_read_committed(world: World, client: Client) -> None:
     topic = await world.topic("newest")
     await transaction(client, "newest", topic)
     assert (await offset_at(client, topic, MAX_TIMESTAMP))[0] == 0
     assert await offset_at(client, topic, MAX_TIMESTAMP, isolation=1) == (-1, -1)
 
 
-async def test_a_fetch_that_asks_for_no_bytes_is_answered_at_once(world: World, client: Client) -> None:
+async def test_a_fetch_with_min_bytes_0_is_answered_at_once(world: World, client: Client) -> None:
     topic = await world.topic("hasty")
     assert (await client.fetch(topic, max_wait=10 * 60_000, min_bytes=0)).error_code == 0
 
 
-async def test_a_batch_of_a_producer_with_an_id_comes_alone(world: World, client: Client) -> None:
-    """Behind one of a producer without, nobody looked at it: a transaction that nobody could end was in the log."""
+async def test_an_idempotent_producers_batch_must_be_the_only_one(world: World, client: Client) -> None:
+    """After a batch of a plain producer it was not checked, and left a transaction in the log that could not be
+    ended."""
     topic = await world.topic("hidden")
     hidden = batch(b"b", producer_id=4711, producer_epoch=0, base_sequence=7, transactional=True)
     refused = await client.produce(topic, bytes(batch(b"a") + hidden))
@@ -374,7 +358,7 @@ async def test_a_batch_of_a_producer_with_an_id_comes_alone(world: World, client
 
 
 @pytest.mark.parametrize("version", [3, 6])
-async def test_there_is_no_coordinator_of_an_unknown_kind(client: Client, version: int) -> None:
+async def test_an_unknown_coordinator_type_is_refused(client: Client, version: int) -> None:
     for kind in (2, 3, -1):
         asked = {"key": "k"} if version < 4 else {"coordinator_keys": ["k"]}
         answer = await client.call(Api.FIND_COORDINATOR, version, key_type=kind, **asked)
@@ -382,7 +366,7 @@ async def test_there_is_no_coordinator_of_an_unknown_kind(client: Client, versio
         assert (one.error_code, one.node_id) == (Code.INVALID_REQUEST, -1)
 
 
-async def test_one_node_elects_and_moves_nothing(world: World, client: Client) -> None:
+async def test_elections_and_reassignments_change_nothing(world: World, client: Client) -> None:
     await world.topic("led")
     asked = [{"topic": "led", "partitions": [0, 7]}]
     [result] = (await client.call(Api.ELECT_LEADERS, 2, topic_partitions=asked)).replica_election_results
@@ -409,18 +393,18 @@ class Compared(str):
         return str.__eq__(self, other)
 
 
-async def test_names_of_many_new_topics_are_not_each_compared_with_all(world: World) -> None:
-    """A request has room for 20,000 of them, and nobody else is served meanwhile."""
+async def test_creating_many_topics_does_not_compare_each_with_all(world: World) -> None:
+    """A request has room for 20,000 of them, and blocks the event loop meanwhile."""
     fields = SimpleNamespace(topics=[SimpleNamespace(name=Compared("again")) for _ in range(1000)])
     asked: Any = SimpleNamespace(connection=SimpleNamespace(access=None))
-    made = await topics.create_topics(world.listener, asked, fields)
+    made = await topics.create_topics(world.context, asked, fields)
     assert {topic["error_code"] for topic in made["topics"]} == {Code.INVALID_REQUEST}
     assert Compared.times < 10_000
 
 
 @pytest.mark.parametrize(("limit", "pages"), [(2, 3), (0, 5), (-1, 5)])
-async def test_topic_partitions_come_in_pages(world: World, client: Client, limit: int, pages: int) -> None:
-    """Of one at least: whoever asks for none would ask for ever."""
+async def test_topic_partitions_are_described_in_pages(world: World, client: Client, limit: int, pages: int) -> None:
+    """A page has at least one partition: a client with a limit of 0 would loop forever."""
     for name, partitions in (("paged-a", 3), ("paged-b", 2)):
         if world.broker.streams.find(name) is None:
             await world.topic(name, partitions)
@@ -456,8 +440,8 @@ async def test_offsets_of_a_group_are_deleted_unless_it_reads_the_topic(world: W
     )
 
 
-async def test_offsets_of_a_group_with_members_that_are_no_consumers_stay(world: World, client: Client) -> None:
-    """What Kafka Connect's workers read nobody can see in what they say."""
+async def test_offsets_of_a_group_with_another_protocol_type_are_not_deleted(world: World, client: Client) -> None:
+    """The metadata of Kafka Connect's workers does not show which topics they read."""
     await world.topic("worked")
     part = {"partition_index": 0, "committed_offset": 3}
     await client.call(Api.OFFSET_COMMIT, 8, group_id="workers", topics=[{"name": "worked", "partitions": [part]}])
@@ -471,10 +455,10 @@ async def test_offsets_of_a_group_with_members_that_are_no_consumers_stay(world:
     assert (answer.error_code, answer.topics) == (Code.NON_EMPTY_GROUP, [])
 
 
-async def test_a_topic_is_encoded_once_for_all_who_ask(
+async def test_metadata_of_a_topic_is_encoded_once(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """10,000 partitions are a megabyte of metadata: nobody waits while it is made again for each client."""
+    """10,000 partitions are a megabyte of metadata, which must not be encoded again for each client."""
     for number in range(5):
         await world.topic(f"cached-{number}", 10)
     await client.call(Api.METADATA, 12, topics=None)
@@ -497,7 +481,7 @@ async def test_a_topic_is_encoded_once_for_all_who_ask(
     assert encoded == ["cached-3"]
 
 
-async def test_what_clients_of_2021_ask_with_versions_that_kafka_has_no_more(world: World, client: Client) -> None:
+async def test_versions_that_kafka_dropped_and_clients_of_2021_use(world: World, client: Client) -> None:
     """librdkafka, Sarama and kafka-go; the bytes of these versions are in tests/wire/kafka/test_older.py."""
     topic = {"name": "old", "num_partitions": 1, "replication_factor": 1}
     made = [await client.call(Api.CREATE_TOPICS, version, topics=[topic], timeout=1000) for version in (0, 1)]

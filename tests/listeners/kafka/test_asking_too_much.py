@@ -1,36 +1,25 @@
-"""What asks for too much of the Kafka listener: fetches, sessions and requests of thousands of elements (item 21 of the
-checklist of bad input)."""
+"""Excessive requests: fetches, sessions and arrays of thousands of elements (item 21 of the checklist of bad input)."""
 
 import asyncio
 import itertools
 import struct
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from headrace.broker.cooperative import YieldEvery
-from headrace.listeners.kafka import listener as kafka_listener
+from headrace.listeners.kafka import context
 from headrace.listeners.kafka.data import fetch, fetch_sessions
 from headrace.listeners.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.schema import request_entity
-from tests.listeners.kafka.world import SECONDS, Client, World, alive, batch, make, world_at, written
+from tests.listeners.kafka.world import SECONDS, Client, World, alive, batch, make, written
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("no_bug")]
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        await opened.topic("t")
-        yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(world: World) -> Client:
-    return await world.client()
+async def prepare(world: World) -> None:
+    await world.topic("t")
 
 
 async def test_a_fetch_of_everything_is_bounded(world: World, client: Client) -> None:
@@ -41,8 +30,8 @@ async def test_a_fetch_of_everything_is_bounded(world: World, client: Client) ->
     assert len(result.records) <= (1 << 20) + 1000, "the partition's own limit"
 
 
-async def test_a_fetch_of_everything_from_everywhere_is_bounded(world: World, client: Client) -> None:
-    bound = world.listener.flow.answer_bytes_max()
+async def test_a_fetch_of_all_partitions_is_bounded(world: World, client: Client) -> None:
+    bound = world.context.flow.answer_bytes_max()
     partitions = 2 + bound // (1 << 20)
     await world.topic("wide", partitions)
     wanted = []
@@ -53,7 +42,7 @@ async def test_a_fetch_of_everything_from_everywhere_is_bounded(world: World, cl
     answer = await client.call(Api.FETCH, 12, max_wait=0, max_bytes=2**31 - 1, session_epoch=-1, topics=topics)
     sent = sum(len(part.records or b"") for part in answer.responses[0].partitions)
     assert 0 < sent < partitions << 20
-    assert sent <= bound + (1 << 20) + 1000, "no more than its limit, and the batch that reached it"
+    assert sent <= bound + (1 << 20) + 1000, "at most its limit, plus the batch that reached it"
 
 
 async def test_a_fetch_of_many_partitions_is_answered(client: Client) -> None:
@@ -70,7 +59,7 @@ async def test_a_fetch_of_many_partitions_is_answered(client: Client) -> None:
     assert codes <= {0, Code.UNKNOWN_TOPIC_OR_PARTITION}
 
 
-async def test_a_client_that_says_it_is_a_broker_gets_nothing(client: Client) -> None:
+async def test_a_fetch_with_a_replica_id_is_refused(client: Client) -> None:
     answer = await client.call(
         Api.FETCH,
         12,
@@ -86,8 +75,8 @@ async def test_offsets_outside_the_log_are_out_of_range(client: Client, offset: 
     assert (await client.fetch("t", offset)).error_code == code
 
 
-async def test_a_session_of_names_is_not_one_of_ids(world: World, client: Client) -> None:
-    """The answer would be made when something arrives, by whoever confirms that: it has no room for a name."""
+async def test_a_session_cannot_change_from_names_to_ids(world: World, client: Client) -> None:
+    """The response would be encoded when a record arrives, and fail there: it has no room for a name."""
     await world.topic("named")
     asked = {"max_wait": 60_000, "min_bytes": 1, "max_bytes": 1 << 20}
     parts = [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}]
@@ -98,18 +87,18 @@ async def test_a_session_of_names_is_not_one_of_ids(world: World, client: Client
     assert answer.error_code == Code.FETCH_SESSION_TOPIC_ID_ERROR
 
 
-async def test_a_session_that_is_begun_again_and_again_leaves_nothing_behind(world: World) -> None:
+async def test_repeatedly_started_sessions_leave_nothing_behind(world: World) -> None:
     client = await world.client()
-    before, session = len(world.listener.sessions), 0
+    before, session = len(world.context.fetch_sessions.by_id), 0
     for _ in range(20):
         began = await client.call(Api.FETCH, 12, max_wait=0, session_id=session, session_epoch=0)
         session = began.session_id
     [connection] = [one for one in world.listener.connections if session in one.fetch_sessions]
-    assert len(world.listener.sessions) == before + 1
+    assert len(world.context.fetch_sessions.by_id) == before + 1
     assert connection.fetch_sessions == {session}
     client.close()
     async with asyncio.timeout(SECONDS):
-        while len(world.listener.sessions) > before:
+        while len(world.context.fetch_sessions.by_id) > before:
             await asyncio.sleep(0.001)
 
 
@@ -127,26 +116,26 @@ AGAIN_AND_AGAIN: list[tuple[Api, int, dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("api", "version", "fields", "answers"), AGAIN_AND_AGAIN, ids=[one[0].name for one in AGAIN_AND_AGAIN]
 )
-async def test_what_is_named_again_and_again_is_described_once(
+async def test_a_resource_named_many_times_is_described_once(
     client: Client, api: Api, version: int, fields: dict[str, Any], answers: str
 ) -> None:
-    """A name takes a few bytes, and what there is to say of it may be megabytes: nobody has memory for that."""
+    """A name takes a few bytes, and its description may take megabytes."""
     assert len(getattr(await client.call(api, version, **fields), answers)) == 1
 
 
-async def test_the_producers_of_a_partition_are_described_once(client: Client) -> None:
+async def test_a_partitions_producers_are_described_once(client: Client) -> None:
     asked = [{"name": "t", "partition_indexes": [0] * 1000}] * 2
     answer = await client.call(Api.DESCRIBE_PRODUCERS, 0, topics=asked)
     assert [len(topic.partitions) for topic in answer.topics] == [1, 0]
 
 
-async def test_a_request_that_names_more_than_anybody_has_is_not_worked_on(
+async def test_a_request_that_names_too_many_elements_closes_the_connection(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody else would be served meanwhile."""
-    monkeypatch.setattr(kafka_listener, "ELEMENTS_MAX", 100)
+    """It would block the event loop."""
+    monkeypatch.setattr(context, "ELEMENTS_MAX", 100)
     monkeypatch.setattr(fetch, "LARGE_BYTES", 1000)
-    too_many = world.listener.elements_max + 1
+    too_many = world.context.elements_max + 1
     parts = [{"partition": number, "fetch_offset": 0, "partition_max_bytes": 1} for number in range(too_many)]
     for api, version, fields in (
         (Api.FIND_COORDINATOR, 4, {"key_type": 0, "coordinator_keys": ["g"] * too_many}),
@@ -163,9 +152,7 @@ async def test_a_request_that_names_more_than_anybody_has_is_not_worked_on(
     await alive(world)
 
 
-async def test_others_have_their_turn_while_a_long_request_is_answered(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_long_request_yields_to_other_clients(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     rests: list[None] = []
 
     async def rest(self: YieldEvery) -> None:
@@ -203,29 +190,29 @@ async def begin_session(client: Client) -> int:
     return int((await client.call(Api.FETCH, 12, max_wait=0, session_id=0, session_epoch=0)).session_id)
 
 
-async def test_one_connection_does_not_take_all_sessions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It loses those that it has not used for longest."""
+async def test_one_connection_cannot_use_up_all_sessions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its least recently used sessions are evicted."""
     greedy, other = await world.client(), await world.client()
-    monkeypatch.setattr(fetch_sessions, "SESSIONS_MAX", len(world.listener.sessions) + 6)
+    monkeypatch.setattr(fetch_sessions, "SESSIONS_MAX", len(world.context.fetch_sessions.by_id) + 6)
     begun = [await begin_session(greedy) for _ in range(10)]
     assert await begin_session(other) != 0
-    assert 0 not in begun and world.listener.sessions.keys() & begun == {*begun[-4:]}
+    assert 0 not in begun and world.context.fetch_sessions.by_id.keys() & begun == {*begun[-4:]}
     for client in (greedy, other):
         client.close()
 
 
-async def test_a_session_that_nobody_uses_makes_room_for_another(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_session_is_evicted_for_another(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {"max_wait": 0, "min_bytes": 1, "max_bytes": 1 << 20, "topics": []}
     clients = [await world.client() for _ in range(3)]
-    monkeypatch.setattr(world.listener, "sessions", {})
+    monkeypatch.setattr(world.context.fetch_sessions, "by_id", {})
     monkeypatch.setattr(fetch_sessions, "SESSIONS_MAX", 2)
     idle, used = [await begin_session(client) for client in clients[:2]]
-    assert await begin_session(clients[2]) == 0, "both are young"
-    for session in world.listener.sessions.values():
+    assert await begin_session(clients[2]) == 0, "both were used recently"
+    for session in world.context.fetch_sessions.by_id.values():
         session.used -= 1000
     await clients[1].call(Api.FETCH, 12, **asked, session_id=used, session_epoch=1)
     assert await begin_session(clients[2]) != 0
-    assert idle not in world.listener.sessions and used in world.listener.sessions
+    assert idle not in world.context.fetch_sessions.by_id and used in world.context.fetch_sessions.by_id
     assert await begin_session(await world.client()) == 0
     gone = await clients[0].call(Api.FETCH, 12, **asked, session_id=idle, session_epoch=1)
     assert gone.error_code == Code.FETCH_SESSION_ID_NOT_FOUND
@@ -233,10 +220,10 @@ async def test_a_session_that_nobody_uses_makes_room_for_another(world: World, m
         client.close()
 
 
-async def test_a_session_does_not_grow_without_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Partitions are added to it by every fetch, if somebody likes, whether they exist or not."""
-    monkeypatch.setattr(kafka_listener, "ELEMENTS_MAX", 100)
-    client, before, number = await world.client(), world.listener.session_partitions, itertools.count()
+async def test_a_session_cannot_grow_without_limit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fetch may add partitions, whether they exist or not."""
+    monkeypatch.setattr(context, "ELEMENTS_MAX", 100)
+    client, before, number = await world.client(), world.context.fetch_sessions.partitions, itertools.count()
     session = await begin_session(client)
     for epoch in range(1, 1000):
         parts = [{"partition": next(number), "fetch_offset": 0, "partition_max_bytes": 1} for _ in range(20)]
@@ -244,16 +231,14 @@ async def test_a_session_does_not_grow_without_end(world: World, monkeypatch: py
         answer = await client.call(Api.FETCH, 12, **asked, session_id=session, session_epoch=epoch)
         if answer.error_code:
             break
-        assert world.listener.session_partitions == before + 20 * epoch
+        assert world.context.fetch_sessions.partitions == before + 20 * epoch
     assert answer.error_code == Code.FETCH_SESSION_ID_NOT_FOUND
-    assert session not in world.listener.sessions and world.listener.session_partitions == before
+    assert session not in world.context.fetch_sessions.by_id and world.context.fetch_sessions.partitions == before
 
 
-async def test_all_sessions_together_have_room_for_so_many_partitions(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_partitions_of_all_sessions_are_limited(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     client, other = await world.client(), await world.client()
-    before = world.listener.session_partitions
+    before = world.context.fetch_sessions.partitions
     monkeypatch.setattr(fetch_sessions, "PARTITIONS_MAX", before + 5)
     parts = [{"partition": number, "fetch_offset": 0, "partition_max_bytes": 1} for number in range(4)]
     asked = {"max_wait": 0, "topics": [{"topic": "t", "partitions": parts}]}
@@ -262,12 +247,12 @@ async def test_all_sessions_together_have_room_for_so_many_partitions(
     assert (served.session_id, served.error_code, len(served.responses[0].partitions)) == (0, 0, 4)
     client.close()
     async with asyncio.timeout(SECONDS):
-        while world.listener.session_partitions > before:
+        while world.context.fetch_sessions.partitions > before:
             await asyncio.sleep(0.001)
     assert (await other.call(Api.FETCH, 12, **asked, session_epoch=0)).session_id != 0
     other.close()
 
 
-async def test_sessions_that_never_were_are_not_found(client: Client) -> None:
+async def test_unknown_sessions_are_not_found(client: Client) -> None:
     answer = await client.call(Api.FETCH, 12, max_wait=0, session_id=12345, session_epoch=3)
     assert answer.error_code == Code.FETCH_SESSION_ID_NOT_FOUND

@@ -1,13 +1,11 @@
-"""What the checklist of bad input asks of the Kafka listener, item by item: only the sender is hurt."""
+"""The checklist of bad input, item by item: bad input affects only its sender."""
 
 import asyncio
 import struct
 import tracemalloc
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from headrace.listeners.kafka.errors import Code
 from headrace.record.batch.crc32c import crc32c
@@ -25,35 +23,30 @@ from headrace.record.layout import (
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.codec import decode
 from headrace.wire.kafka.schema import response_struct
-from tests.listeners.kafka.world import SECONDS, Client, World, alive, batch, world_at
+from tests.listeners.kafka.world import SECONDS, Client, World, alive, batch
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("no_bug")]
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker"), decompressed_bytes_max=1 << 20) as opened:
-        await opened.topic("t")
-        await opened.topic("small", batch_bytes_max=2000)
-        yield opened
+SETTINGS = {"decompressed_bytes_max": 1 << 20}
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(world: World) -> Client:
-    return await world.client()
+async def prepare(world: World) -> None:
+    await world.topic("t")
+    await world.topic("small", batch_bytes_max=2000)
 
 
 # 15. The size of a request.
 
 
 @pytest.mark.parametrize("size", [-1, 0, -(2**31), 100 * 1024 * 1024 + 1, 2**31 - 1])
-async def test_a_size_that_can_not_be_closes_the_connection(world: World, client: Client, size: int) -> None:
+async def test_an_invalid_request_size_closes_the_connection(world: World, client: Client, size: int) -> None:
     client.send_bytes(struct.pack(">i", size) + b"x" * 10)
     assert await client.is_closed()
     await alive(world)
 
 
-async def test_a_large_size_claims_no_memory(world: World) -> None:
+async def test_a_large_announced_size_allocates_no_memory(world: World) -> None:
     tracemalloc.start()
     try:
         for _ in range(10):
@@ -66,16 +59,16 @@ async def test_a_large_size_claims_no_memory(world: World) -> None:
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"AMQP\0\0\x09\x01", b"\x16\x03\x01\x02\0"])
-async def test_other_protocols_are_shown_the_listener(world: World, client: Client, data: bytes) -> None:
+async def test_other_protocols_close_the_connection(world: World, client: Client, data: bytes) -> None:
     client.send_bytes(data + bytes(100))
     assert await client.is_closed()
     await alive(world)
 
 
-# 16. APIs and versions nobody knows.
+# 16. Unknown APIs and versions.
 
 
-async def test_an_unknown_version_of_api_versions_is_answered_in_the_oldest(client: Client) -> None:
+async def test_an_unknown_api_versions_version_is_answered_in_version_0(client: Client) -> None:
     client.send(Api.API_VERSIONS, 99, b"\x01\x01\0", flexible=True)
     data = await client.receive()
     [code] = struct.unpack_from(">h", data, 4)
@@ -91,7 +84,7 @@ async def test_unknown_apis_and_versions_close_the_connection(
     await alive(world)
 
 
-# 17. Counts, tags and lengths that lie.
+# 17. False counts, tags and lengths.
 
 
 @pytest.mark.parametrize(
@@ -105,14 +98,14 @@ async def test_unknown_apis_and_versions_close_the_connection(
         (Api.FETCH, 12, bytes(25) + b"\xff\xff\xff\xff\x0f"),
         (Api.PRODUCE, 9, b"\0\xff\xff" + bytes(4) + b"\xff\xff\xff\xff\x0f"),
         (Api.HEARTBEAT, 0, b"\0\4\xff\xff\xff\xff" + bytes(8)),
-        # Whole requests, but for one thing: null where there is no null, and a varint of six bytes.
+        # Complete requests with one mistake: null where null is not allowed, and a varint of six bytes.
         (Api.HEARTBEAT, 4, b"\0" + bytes(4) + b"\2m\0\0"),
         (Api.HEARTBEAT, 0, b"\xff\xff" + bytes(4) + b"\0\1m"),
         (Api.LEAVE_GROUP, 4, b"\2g\0\0"),
         (Api.METADATA, 12, b"\x81\x80\x80\x80\x80\0" + bytes(3)),
     ],
 )
-async def test_counts_and_lengths_that_lie_close_the_connection(
+async def test_false_counts_and_lengths_close_the_connection(
     world: World, client: Client, api: Api, version: int, body: bytes
 ) -> None:
     client.send(api, version, body)
@@ -120,7 +113,7 @@ async def test_counts_and_lengths_that_lie_close_the_connection(
     await alive(world)
 
 
-async def test_millions_of_tags_are_passed_over_in_no_time(world: World, client: Client) -> None:
+async def test_millions_of_tags_are_skipped_quickly(world: World, client: Client) -> None:
     tags = 3_000_000
     body = b"\1" + b"\0\0" + b"\xc0\x8d\xb7\x01" + b"\x32\0" * tags
     client.send(Api.METADATA, 12, body)
@@ -128,7 +121,7 @@ async def test_millions_of_tags_are_passed_over_in_no_time(world: World, client:
     await alive(world)
 
 
-async def test_half_a_request_and_then_nothing_hurts_nobody(world: World, client: Client) -> None:
+async def test_a_partial_request_affects_no_other_client(world: World, client: Client) -> None:
     client.send_bytes(struct.pack(">i", 1000) + b"x" * 500)
     await alive(world)
     client.close()
@@ -138,7 +131,7 @@ async def test_half_a_request_and_then_nothing_hurts_nobody(world: World, client
 # 19. Batches.
 
 
-SECOND_DELTA_AT = RECORDS_AT + 10 + 3  # behind the first record; length, attributes and time of the second
+SECOND_DELTA_AT = RECORDS_AT + 10 + 3  # after the first record: length, attributes and timestamp of the second
 
 
 def broken(change: dict[int, bytes], *, fix_crc: bool = True) -> bytearray:
@@ -168,18 +161,16 @@ def broken(change: dict[int, bytes], *, fix_crc: bool = True) -> bytearray:
         (bytearray(b"short"), Code.INVALID_RECORD),
     ],
 )
-async def test_a_broken_batch_is_refused_with_kafkas_code_and_the_connection_lives(
+async def test_an_invalid_batch_gets_kafkas_code_and_the_connection_stays_open(
     world: World, client: Client, data: bytearray, code: Code
 ) -> None:
     end = world.broker.streams.get("t").partitions[0].end_offset
     assert (await client.produce("t", data)).error_code == code
-    assert world.broker.streams.get("t").partitions[0].end_offset == end, "nothing of it was kept"
+    assert world.broker.streams.get("t").partitions[0].end_offset == end, "nothing of it was stored"
     assert (await client.produce("t", batch(b"fine"))).error_code == 0
 
 
-async def test_one_without_keys_for_a_compacted_topic_is_refused_so_though_the_rest_cannot_be_read(
-    world: World, client: Client
-) -> None:
+async def test_a_missing_key_is_reported_even_if_later_records_are_invalid(world: World, client: Client) -> None:
     await world.topic("compacted")
     await world.broker.streams.configure("compacted", {"cleanup_policy": "compact"})
     refused = await client.produce("compacted", broken({SECOND_DELTA_AT: b"\4"}))
@@ -192,7 +183,7 @@ async def test_a_batch_over_the_topics_limit_is_too_large(client: Client) -> Non
     assert (await client.produce("small", batch(b"x" * 100))).error_code == 0
 
 
-async def test_a_batch_that_would_unfold_past_the_limit_is_refused(client: Client) -> None:
+async def test_a_batch_that_decompresses_past_the_limit_is_refused(client: Client) -> None:
     bomb = batch(bytes(8 << 20), codec=4)
     assert len(bomb) < 10_000
     assert (await client.produce("t", bomb)).error_code in (Code.MESSAGE_TOO_LARGE, Code.INVALID_RECORD)
@@ -205,10 +196,11 @@ TAKEN, TOO_LARGE, LATER = Code.NONE, Code.MESSAGE_TOO_LARGE, Code.THROTTLING_QUO
     ("sizes", "codes"),
     [((700_000, 700_000, 100), (TAKEN, LATER, LATER)), ((1 << 21, 100_000, 100), (TOO_LARGE, LATER, LATER))],
 )
-async def test_a_request_unfolds_to_no_more_than_one_batch_may(
+async def test_a_request_decompresses_to_no_more_than_one_batch_may(
     client: Client, sizes: tuple[int, ...], codes: tuple[Code, ...]
 ) -> None:
-    """A megabyte of batches of zeros held up everybody for minutes. What was not taken may come again."""
+    """A megabyte of batches of zeros blocked the broker for minutes. Batches that were not accepted may be sent
+    again."""
     batches = [bytes(batch(bytes(size), codec=ZSTD)) for size in sizes]
     parts = [{"index": 0, "records": data} for data in batches]
     answer = await client.call(
@@ -219,8 +211,9 @@ async def test_a_request_unfolds_to_no_more_than_one_batch_may(
     assert (await client.produce("t", batches[1])).error_code == 0
 
 
-async def test_a_name_as_long_as_can_be_beside_a_good_batch_holds_up_nobody(world: World, client: Client) -> None:
-    """Version 8 has 32,767 bytes for the message that repeats the name, and the answer is made when a round is done."""
+async def test_a_maximal_topic_name_beside_a_good_batch_is_answered(world: World, client: Client) -> None:
+    """Version 8 has 32,767 bytes for the message that contains the name, and the response is encoded when a round is
+    done."""
     data, name = bytes(batch(b"x")), b"z" * 0x7FFF
     parts = struct.pack(">iii", 1, 0, len(data)) + data
     topics = [struct.pack(">h", len(topic)) + topic + parts for topic in (b"t", name)]
@@ -232,18 +225,18 @@ async def test_a_name_as_long_as_can_be_beside_a_good_batch_holds_up_nobody(worl
     assert (await client.produce("t", data)).error_code == 0
 
 
-async def test_a_message_that_repeats_a_name_as_long_as_can_be_is_cut(client: Client) -> None:
+async def test_an_error_message_with_a_maximal_name_is_truncated(client: Client) -> None:
     wanted = {"resource_type": 2, "resource_name": "z" * 0x7FFF, "configuration_keys": None}
     answer = await client.call(Api.DESCRIBE_CONFIGS, 3, resources=[wanted])
     assert answer.results[0].error_code != 0 and len(answer.results[0].error_message) == 1000
 
 
-async def test_acks_that_do_not_exist_are_refused(client: Client) -> None:
+async def test_invalid_acks_are_refused(client: Client) -> None:
     assert (await client.produce("t", batch(b"x"), acks=2)).error_code == Code.INVALID_REQUIRED_ACKS
 
 
-async def test_what_is_refused_does_not_count_as_published(world: World, client: Client) -> None:
-    stats = world.listener.stats
+async def test_refused_batches_are_not_counted(world: World, client: Client) -> None:
+    stats = world.context.stats
 
     async def counted(data: bytearray, code: Code = Code.NONE) -> tuple[int, int]:
         before = stats.messages_in, stats.bytes_in
@@ -270,7 +263,7 @@ async def test_a_control_batch_from_a_client_is_refused(client: Client, kind: di
 
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "../../etc/passwd", "x" * 250, "ä", "a\0b", "a b"])
-async def test_names_that_are_no_topics_are_refused(client: Client, topic: str) -> None:
+async def test_invalid_topic_names_are_refused(client: Client, topic: str) -> None:
     answer = await client.call(Api.METADATA, 12, topics=[{"name": topic}])
     assert answer.topics[0].error_code == Code.INVALID_TOPIC
     made = await client.call(Api.CREATE_TOPICS, 7, topics=[{"name": topic, "num_partitions": 1}])
@@ -281,7 +274,7 @@ async def test_names_that_are_no_topics_are_refused(client: Client, topic: str) 
 async def test_a_name_that_differs_from_a_topics_only_in_dots_and_underscores_is_refused(
     world: World, client: Client
 ) -> None:
-    """As Kafka does it, whose metrics would be the same; also for a topic that would be made by naming it."""
+    """As in Kafka, whose metrics would have the same name; also for automatically created topics."""
     await world.topic("a.b_c")
     for name, code in (("a_b.c", Code.INVALID_TOPIC), ("a.b_c", Code.TOPIC_ALREADY_EXISTS), ("a-b.c", Code.NONE)):
         for validate_only in (True, False):
@@ -297,7 +290,7 @@ async def test_a_name_that_differs_from_a_topics_only_in_dots_and_underscores_is
     assert answer.topics[0].error_code == Code.NONE
 
 
-async def test_of_two_names_that_collide_and_come_at_once_one_is_made(world: World) -> None:
+async def test_of_two_colliding_topics_created_at_once_one_is_created(world: World) -> None:
     one, other = await world.client(), await world.client()
     made = await asyncio.gather(
         one.call(Api.CREATE_TOPICS, 7, topics=[{"name": "at.once", "num_partitions": 1, "replication_factor": 1}]),
@@ -306,9 +299,7 @@ async def test_of_two_names_that_collide_and_come_at_once_one_is_made(world: Wor
     assert sorted(answer.topics[0].error_code for answer in made) == [Code.NONE, Code.INVALID_TOPIC]
 
 
-async def test_queues_of_other_listeners_may_have_names_that_collide_and_kafka_reads_both(
-    world: World, client: Client
-) -> None:
+async def test_queues_may_have_colliding_names_and_kafka_reads_both(world: World, client: Client) -> None:
     await world.broker.streams.create("q.x", 1, {})
     await world.broker.streams.create("q_x", 1, {})
     answer = await client.call(Api.METADATA, 12, topics=[{"name": "q.x"}, {"name": "q_x"}])
@@ -321,7 +312,7 @@ async def test_queues_of_other_listeners_may_have_names_that_collide_and_kafka_r
 
 async def join(client: Client, group: str, **fields: Any) -> Any:
     asked = {
-        "session_timeout": 60_000,  # nobody here sends heartbeats
+        "session_timeout": 60_000,  # no test sends heartbeats
         "rebalance_timeout": 60_000,
         "protocol_type": "consumer",
         "protocols": [{"name": "range", "metadata": b""}],
@@ -338,22 +329,22 @@ async def test_metadata_of_ten_megabytes_closes_the_connection(world: World, cli
     await alive(world)
 
 
-async def test_a_name_that_is_cut_short_does_not_go_on_in_what_somebody_else_sent(world: World, client: Client) -> None:
-    """Large buffers are used again, and are longer than the request."""
+async def test_a_truncated_name_is_not_read_from_a_reused_buffer(world: World, client: Client) -> None:
+    """Large buffers are reused, and may be longer than the request."""
     assert (await client.produce("t", batch(b"secret" * 100_000))).error_code == 0
     other = await world.client()
     names = struct.pack(">h", 30_000) + b"a" * 30_000
-    body = struct.pack(">i", 11) + 10 * names + struct.pack(">h", 30_000) + b"a"  # and 29,999 are missing
+    body = struct.pack(">i", 11) + 10 * names + struct.pack(">h", 30_000) + b"a"  # 29,999 bytes are missing
     other.send(Api.METADATA, 1, body)
     assert await other.is_closed()
     await alive(world)
 
 
 @pytest.mark.parametrize(("version", "who", "instance"), [(3, b"z" * 0x7FFF, None), (5, b"me", b"z" * 0x7FFF)])
-async def test_a_member_with_a_long_name_does_not_close_the_connections_of_others(
+async def test_a_long_member_id_does_not_close_other_connections(
     world: World, client: Client, version: int, who: bytes, instance: bytes | None
 ) -> None:
-    """The leader is told the ids of all, in a version that has 32,767 bytes for each."""
+    """The leader gets the ids of all members, in a version that has 32,767 bytes for each."""
     group = f"long-{version}"
     leader = (await join(client, group)).member_id
     assert (await join(client, group, member_id=leader)).error_code == 0
@@ -371,7 +362,7 @@ async def test_a_member_with_a_long_name_does_not_close_the_connections_of_other
     await other.receive()
 
 
-async def test_a_string_longer_than_versions_have_room_for_closes_the_connection(world: World, client: Client) -> None:
+async def test_a_string_over_32767_bytes_closes_the_connection(world: World, client: Client) -> None:
     name = b"z" * 0x8000
     client.send(Api.METADATA, 9, b"\x02" + b"\x81\x80\x02" + name + b"\0\1\0\0\0")
     assert await client.is_closed()
@@ -388,10 +379,12 @@ async def test_a_group_without_a_name_is_refused(client: Client) -> None:
     assert (await join(client, "")).error_code == Code.INVALID_GROUP_ID
 
 
-# 23. Sequences, epochs, other people's transactions.
+# 23. Sequences, epochs, transactions of other producers.
 
 
-async def test_gaps_stale_epochs_and_strangers_are_told_apart(world: World, client: Client) -> None:
+async def test_sequence_gaps_stale_epochs_and_unknown_producers_get_their_own_codes(
+    world: World, client: Client
+) -> None:
     await world.topic("numbered")
     producer = await client.call(Api.INIT_PRODUCER_ID, 4, transactional_id=None, transaction_timeout=1000)
     pid = producer.producer_id
@@ -401,7 +394,7 @@ async def test_gaps_stale_epochs_and_strangers_are_told_apart(world: World, clie
 
     assert (await client.produce("numbered", numbered(0))).base_offset == 0
     assert (await client.produce("numbered", numbered(1))).base_offset == 1
-    assert (await client.produce("numbered", numbered(1))).base_offset == 1, "a repeated batch is where it was"
+    assert (await client.produce("numbered", numbered(1))).base_offset == 1, "a repeated batch gets its first offset"
     assert (await client.produce("numbered", numbered(5))).error_code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert (await client.produce("numbered", numbered(2, 0))).error_code == Code.INVALID_PRODUCER_EPOCH
     stranger = await client.call(
@@ -418,10 +411,10 @@ async def test_a_transactional_batch_outside_of_a_transaction_is_refused(world: 
 
 
 @pytest.mark.parametrize("options", [{}, {"transactional": True}], ids=["numbered", "of a transaction"])
-async def test_a_producers_batch_behind_one_of_nobodys_is_refused_with_it(
+async def test_an_idempotent_batch_after_a_plain_one_is_refused_with_it(
     world: World, client: Client, options: dict[str, Any]
 ) -> None:
-    """Nobody would look at its number, and nobody would ever end its transaction."""
+    """Its sequence would not be checked, and its transaction could never be ended."""
     topic = await world.topic(f"behind-{len(options)}")
     data = batch(b"x") + batch(b"y", producer_id=7, producer_epoch=0, base_sequence=5, **options)
     assert (await client.produce(topic, data)).error_code == Code.INVALID_RECORD
@@ -436,7 +429,7 @@ async def test_pipelined_requests_are_answered_in_order(client: Client) -> None:
     assert [struct.unpack_from(">i", await client.receive())[0] for _ in ids] == ids
 
 
-async def test_a_client_that_does_not_read_is_not_read_from(world: World) -> None:
+async def test_a_client_that_does_not_read_responses_is_not_read(world: World) -> None:
     await world.topic("unread")
     writer = await world.client()
     await writer.produce("unread", batch(b"x" * 1_000_000))
@@ -444,7 +437,7 @@ async def test_a_client_that_does_not_read_is_not_read_from(world: World) -> Non
     request = struct.pack(">iiiibii", -1, 0, 1, 1 << 24, 0, 0, -1)
     request += struct.pack(">ih", 1, 6) + b"unread" + struct.pack(">iiiqqi", 1, 0, -1, 0, -1, 1 << 24)
     request += struct.pack(">ih", 0, 0)
-    for _ in range(200):  # 200 MB of answers, if they were all written
+    for _ in range(200):  # 200 MB of responses, if they were all written
         lazy.send(Api.FETCH, 11, request)
     await alive(world)
     [connection] = [one for one in world.listener.connections if one.peer == lazy.address]

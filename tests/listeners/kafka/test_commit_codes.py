@@ -1,4 +1,4 @@
-"""A commit that is refused, with a code that clients know there: any other is fatal to Java."""
+"""Refused commits get codes that clients expect there: any other is fatal to Java."""
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -52,7 +52,7 @@ async def commit_in_transaction(client: Client, generation: int, **fields: Any) 
 
 
 async def beat(client: Client, epoch: int = 0) -> int:
-    """The epoch of member m of the new protocol."""
+    """The epoch of member m of a consumer group."""
     answer = await client.call(
         Api.CONSUMER_GROUP_HEARTBEAT, 0, group_id="g", member_id="m", member_epoch=epoch,
         rebalance_timeout=60_000, subscribed_topic_names=["t"], topic_partitions=[],
@@ -63,7 +63,7 @@ async def beat(client: Client, epoch: int = 0) -> int:
 
 
 async def join(client: Client) -> Any:
-    """Into a classic group, between join and sync. Nobody sends heartbeats here."""
+    """Joins a classic group and stays between join and sync. No test sends heartbeats."""
     return await client.call(
         Api.JOIN_GROUP, 3, group_id="g", session_timeout=60_000, rebalance_timeout=60_000,
         protocol_type="consumer", protocols=[{"name": "range", "metadata": b""}],
@@ -79,7 +79,7 @@ async def test_a_stale_epoch_is_an_illegal_generation_in_a_transaction(client: C
 
 
 async def test_a_rebalance_does_not_refuse_offsets_of_a_transaction(client: Client) -> None:
-    """Kafka lets them in, and Java takes its REBALANCE_IN_PROGRESS there for the end of the producer."""
+    """Kafka accepts them, and REBALANCE_IN_PROGRESS there is fatal to a Java producer."""
     joined = await join(client)
     assert await commit(client, joined.generation_id, member_id=joined.member_id) == Code.REBALANCE_IN_PROGRESS
     assert await commit_in_transaction(client, joined.generation_id, member_id=joined.member_id) == Code.NONE
@@ -87,7 +87,7 @@ async def test_a_rebalance_does_not_refuse_offsets_of_a_transaction(client: Clie
     assert await commit_in_transaction(client, wrong, member_id=joined.member_id) == Code.ILLEGAL_GENERATION
 
 
-async def test_a_member_of_the_new_protocol_commits_right_after_a_restart(tmp_path: Path) -> None:
+async def test_a_consumer_group_member_can_commit_right_after_a_restart(tmp_path: Path) -> None:
     """Before its next heartbeat."""
     async with world_at(tmp_path) as world:
         await world.topic("t")
@@ -100,22 +100,22 @@ async def test_a_member_of_the_new_protocol_commits_right_after_a_restart(tmp_pa
         assert await commit(client, epoch) == Code.NONE
 
 
-async def test_a_member_of_a_group_that_is_not_there_is_unknown(client: Client) -> None:
-    """A Java consumer of the new protocol ends its commitSync with "Unexpected error" at any other code."""
+async def test_a_member_of_a_missing_group_is_unknown(client: Client) -> None:
+    """With any other code, commitSync of a Java consumer (KIP-848) fails with "Unexpected error"."""
     assert await commit(client, 1) == Code.UNKNOWN_MEMBER_ID
-    assert await commit(client, 1, version=8) == Code.ILLEGAL_GENERATION, "of a classic member, for certain"
+    assert await commit(client, 1, version=8) == Code.ILLEGAL_GENERATION, "certainly a classic member"
     assert await commit_in_transaction(client, 1) == Code.ILLEGAL_GENERATION
 
 
-async def test_a_generation_that_is_over_is_said_to_a_classic_member(client: Client) -> None:
+async def test_a_classic_member_with_an_old_generation_gets_illegal_generation(client: Client) -> None:
     joined = await join(client)
     assert await commit(client, joined.generation_id - 1, member_id=joined.member_id) == Code.ILLEGAL_GENERATION
 
 
-async def test_a_commit_that_the_disk_has_no_room_for_is_tried_again(
+async def test_a_commit_on_a_full_disk_is_retriable(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clients ask for the coordinator and commit once more; a failing disk's own code they do not expect here."""
+    """Clients look up the coordinator and retry; they do not expect a storage error here."""
 
     def full(entries: object, answer: Callable[[HeadraceError | None], None]) -> None:
         answer(DiskFull("no space left"))
@@ -125,30 +125,30 @@ async def test_a_commit_that_the_disk_has_no_room_for_is_tried_again(
 
     epoch = await beat(client)
     with monkeypatch.context() as broken:
-        broken.setattr(world.listener.coordination.groups.offsets, "commit", full)
-        broken.setattr(world.listener.coordination.transactions, "commit_offsets", full_too)
+        broken.setattr(world.context.coordination.groups.offsets, "commit", full)
+        broken.setattr(world.context.coordination.transactions, "commit_offsets", full_too)
         assert await commit(client, epoch) == Code.COORDINATOR_NOT_AVAILABLE
         assert await commit_in_transaction(client, epoch) == Code.COORDINATOR_NOT_AVAILABLE
     assert await commit(client, epoch) == Code.NONE
 
 
-async def test_offsets_of_a_transaction_that_changes_just_now_are_committed_again(
+async def test_a_txn_offset_commit_during_a_transition_is_retriable(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sent once more after a time-out, say, while the first are on their way to the disk. In Kafka a group takes them,
-    which knows no CONCURRENT_TRANSACTIONS, and Java takes it here for the end of the producer."""
+    """For example when it is repeated after a timeout, while the first is being written. Kafka's group coordinator
+    never returns CONCURRENT_TRANSACTIONS, which is fatal to a Java producer here."""
 
     async def busy(*args: object, **options: object) -> None:
         raise ConcurrentTransactions("x")
 
-    monkeypatch.setattr(world.listener.coordination.transactions, "commit_offsets", busy)
+    monkeypatch.setattr(world.context.coordination.transactions, "commit_offsets", busy)
     assert await commit_in_transaction(client, -1, member_id="") == Code.COORDINATOR_LOAD_IN_PROGRESS
 
 
-async def test_a_transaction_that_the_disk_has_no_room_for_is_tried_again(
+async def test_a_transaction_on_a_full_disk_is_retriable(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in Kafka: a storage error is not what producers expect of a coordinator."""
+    """As in Kafka: producers do not expect a storage error from a coordinator."""
 
     async def full(*args: object, **options: object) -> None:
         raise DiskFull("no space left")
@@ -158,8 +158,8 @@ async def test_a_transaction_that_the_disk_has_no_room_for_is_tried_again(
 
     producer = await init()
     who = {"producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch}
-    monkeypatch.setattr(world.listener.coordination.transactions, "_put", full)
-    monkeypatch.setattr(world.listener.coordination.transactions, "end", full)
+    monkeypatch.setattr(world.context.coordination.transactions, "_put", full)
+    monkeypatch.setattr(world.context.coordination.transactions, "end", full)
     added = await client.call(
         Api.ADD_PARTITIONS_TO_TXN, 3, v3_and_below_transactional_id="x",
         **{f"v3_and_below_{name}": value for name, value in who.items()},
@@ -174,31 +174,31 @@ async def test_a_transaction_that_the_disk_has_no_room_for_is_tried_again(
     assert codes == [Code.COORDINATOR_NOT_AVAILABLE] * 4
 
 
-async def test_a_producer_id_that_the_disk_has_no_room_for_is_asked_for_again(
+async def test_init_producer_id_on_a_full_disk_is_retriable(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Java looks for the coordinator of its transactional id if that is not there, and has none."""
+    """COORDINATOR_NOT_AVAILABLE would make Java look up the coordinator of a transactional id that it does not have."""
 
     async def full() -> int:
         raise DiskFull("no space left")
 
-    monkeypatch.setattr(world.listener.coordination.producers, "new_id", full)
+    monkeypatch.setattr(world.context.coordination.producers, "new_id", full)
     asked = await client.call(Api.INIT_PRODUCER_ID, 4, transactional_id=None, transaction_timeout=60_000)
     assert asked.error_code == Code.COORDINATOR_LOAD_IN_PROGRESS
 
 
-async def test_a_share_group_that_the_disk_has_no_room_for_is_joined_again(
+async def test_joining_a_share_group_on_a_full_disk_is_retriable(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any other code ends a Java share consumer."""
+    """Any other code is fatal to a Java share consumer."""
 
     async def full(*args: object) -> None:
         raise DiskFull("no space left")
 
-    monkeypatch.setattr(world.listener.coordination.shares, "_set", full)
+    monkeypatch.setattr(world.context.coordination.shares, "_set", full)
     joins = {"group_id": "s", "member_id": "m", "member_epoch": 0, "subscribed_topic_names": ["t"]}
     assert (await client.call(Api.SHARE_GROUP_HEARTBEAT, 1, **joins)).error_code == Code.COORDINATOR_NOT_AVAILABLE
-    topic_id = world.listener.topics.id_of(world.broker.streams.get("t"))
+    topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
     fetched = await client.call(
         Api.SHARE_FETCH, 1, group_id="s", member_id="m", max_bytes=1000, max_records=10,
         topics=[{"topic_id": topic_id, "partitions": [{"partition_index": 0}]}],

@@ -1,4 +1,4 @@
-"""Settings of topics: what several clients change at once, and what is no change."""
+"""Topic configs: concurrent changes, and requests that change nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,12 +20,12 @@ async def alter(client: Client, operation: int, value: str) -> Any:
     return answer.responses[0]
 
 
-async def test_of_two_who_change_a_list_at_once_the_second_changes_what_the_first_has_left(tmp_path: Path) -> None:
+async def test_concurrent_changes_of_a_list_are_applied_one_after_the_other(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t", cleanup_policy="compact")
         streams = world.broker.streams
         changes = []
-        async with streams._changing:  # what comes now waits in this order
+        async with streams._changing:  # later requests wait in this order
             for operation, value in ((APPEND, "delete"), (SUBTRACT, "compact")):
                 changes.append(asyncio.ensure_future(alter(await world.client(), operation, value)))
                 while len(streams._changing._waiters or ()) < len(changes) and not changes[-1].done():
@@ -46,8 +46,8 @@ NULL = [{"name": "retention.ms", "value": None}]
 TWICE = [{"name": "retention.ms", "value": value} for value in ("1000", "2000")]
 
 
-async def test_a_change_to_nothing_or_to_two_values_changes_nothing(world: World) -> None:
-    """It was taken for taking the setting back, and for the last of the two."""
+async def test_a_null_value_or_a_duplicate_key_changes_nothing(world: World) -> None:
+    """Once a null value deleted the config, and the last of two values won."""
     client = await world.client()
     for api in (Api.ALTER_CONFIGS, Api.INCREMENTAL_ALTER_CONFIGS):
         for configs in (NULL, TWICE):
@@ -62,7 +62,7 @@ async def test_a_change_to_nothing_or_to_two_values_changes_nothing(world: World
     assert answer.error_code == Code.INVALID_CONFIG
 
 
-async def test_of_two_changes_of_one_topic_in_a_request_none_holds(world: World) -> None:
+async def test_a_topic_named_twice_in_alter_configs_is_not_changed(world: World) -> None:
     client = await world.client()
     twice = [{"resource_type": TOPIC, "resource_name": "t", "configs": [one]} for one in TWICE]
     answers = (await client.call(Api.INCREMENTAL_ALTER_CONFIGS, 1, resources=twice)).responses
@@ -70,15 +70,15 @@ async def test_of_two_changes_of_one_topic_in_a_request_none_holds(world: World)
     assert world.broker.streams.get("t").settings.retention_ms == 5000
 
 
-async def test_who_names_no_setting_is_shown_all(world: World) -> None:
+async def test_no_configuration_keys_means_all_configs(world: World) -> None:
     client = await world.client()
     asked = [{"resource_type": TOPIC, "resource_name": "t", "configuration_keys": keys} for keys in ([], None)]
     none, null = (await client.call(Api.DESCRIBE_CONFIGS, 4, resources=asked)).results
     assert none.configs == null.configs != []
 
 
-async def test_nobody_is_told_that_something_was_set_that_there_is_not(world: World) -> None:
-    """kafka-client-metrics said that a subscription was made, and there was none."""
+async def test_altering_unsupported_resources_is_refused(world: World) -> None:
+    """kafka-client-metrics reported a subscription as created that did not exist."""
     client = await world.client()
     interval = [{"name": "interval.ms", "value": "1000"}]
     for kind in (CLIENT_METRICS, BROKER, 99):
@@ -91,7 +91,7 @@ async def test_nobody_is_told_that_something_was_set_that_there_is_not(world: Wo
     assert unknown.error_code == Code.INVALID_REQUEST
 
 
-async def test_every_setting_is_explained_to_who_asks_for_it_and_to_nobody_else(world: World) -> None:
+async def test_every_config_has_documentation_on_request_only(world: World) -> None:
     client = await world.client()
     for kind, name in ((TOPIC, "t"), (BROKER, "1"), (GROUP, "g")):
         resource = {"resource_type": kind, "resource_name": name, "configuration_keys": None}

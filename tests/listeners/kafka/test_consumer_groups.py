@@ -1,4 +1,4 @@
-"""Heartbeats of the KIP-848 protocol at the listener: codes that its clients know, and a group that a restart kept."""
+"""Heartbeats of consumer groups (KIP-848): codes that clients expect, and groups that survive a restart."""
 
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ async def described(client: Client) -> Any:
     return group
 
 
-async def test_an_instance_that_is_in_use_is_unreleased_until_it_is_left(tmp_path: Path) -> None:
+async def test_an_instance_id_in_use_is_unreleased_until_its_member_leaves(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -52,7 +52,7 @@ async def test_an_instance_that_is_in_use_is_unreleased_until_it_is_left(tmp_pat
         assert (await beat(client, "b", instance_id="one")).error_code == Code.NONE
 
 
-async def test_who_lost_its_instance_to_another_is_fenced(tmp_path: Path) -> None:
+async def test_a_member_that_lost_its_instance_id_is_fenced(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -64,7 +64,7 @@ async def test_who_lost_its_instance_to_another_is_fenced(tmp_path: Path) -> Non
         assert (await beat(client, "b", instance_id="two")).error_code == Code.INVALID_REQUEST
 
 
-async def test_a_group_is_described_after_a_restart_as_before(tmp_path: Path) -> None:
+async def test_a_group_is_described_the_same_after_a_restart(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t", 3)
         client = await world.client()
@@ -79,9 +79,7 @@ async def test_a_group_is_described_after_a_restart_as_before(tmp_path: Path) ->
         assert (await described(client)).group_epoch == before.group_epoch
 
 
-async def test_a_heartbeat_that_the_disk_has_no_room_for_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_heartbeat_on_a_full_disk_is_retriable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -91,7 +89,7 @@ async def test_a_heartbeat_that_the_disk_has_no_room_for_is_tried_again(
         assert (await beat(client, "a")).error_code == Code.NONE
 
 
-async def test_a_classic_group_takes_a_member_of_the_new_protocol_and_is_classic_again_when_it_is_gone(
+async def test_a_classic_group_is_upgraded_by_a_consumer_member_and_downgraded_without(
     tmp_path: Path,
 ) -> None:
     async with world_at(tmp_path) as world:
@@ -118,7 +116,7 @@ async def test_a_classic_group_takes_a_member_of_the_new_protocol_and_is_classic
         assert (await join(client, joined.member_id)).leader == joined.member_id
 
 
-async def test_members_leave_a_group_of_both_protocols_with_the_request_they_know(tmp_path: Path) -> None:
+async def test_members_of_both_protocols_leave_with_their_own_request(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -131,7 +129,7 @@ async def test_members_leave_a_group_of_both_protocols_with_the_request_they_kno
         assert [each.member_id for each in (await described(client)).members] == ["n"]
 
 
-async def test_a_classic_group_that_can_not_be_read_is_no_group_of_the_new_protocol(tmp_path: Path) -> None:
+async def test_a_classic_group_with_an_unreadable_subscription_is_not_upgraded(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -142,7 +140,7 @@ async def test_a_classic_group_that_can_not_be_read_is_no_group_of_the_new_proto
         assert (await beat(client, "n", 3)).error_code == Code.UNKNOWN_MEMBER_ID
 
 
-async def test_a_classic_member_that_the_disk_has_no_room_for_tries_again(
+async def test_a_classic_member_on_a_full_disk_gets_a_retriable_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world_at(tmp_path) as world:

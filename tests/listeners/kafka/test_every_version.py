@@ -1,22 +1,20 @@
-"""Every API at every version we offer, with empty and with filled requests: always an answer, never a bug."""
+"""Every API at every supported version, with empty and with filled requests: always a response, never a bug."""
 
 import dataclasses
 import logging
 import typing
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from headrace.wire.kafka.apis import VERSIONS, Api
 from headrace.wire.kafka.schema import request_entity, shape_of
-from tests.listeners.kafka.world import World, batch, make, world_at, written
+from tests.listeners.kafka.world import World, batch, make, written
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TOPIC = "t"
 
-# What a client would fill in; every version takes the fields it has. Lists in lists: [{...}].
+# Fields of a typical client; every version uses those that it has. Lists in lists: [{...}].
 FILLED: dict[Api, dict[str, Any]] = {
     Api.LIST_OFFSETS: {"topics": [{"name": TOPIC, "partitions": [{"partition_index": 0, "timestamp": -2}]}]},
     Api.OFFSET_COMMIT: {
@@ -134,15 +132,12 @@ FILLED: dict[Api, dict[str, Any]] = {
 }
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        await opened.topic(TOPIC)
-        yield opened
+async def prepare(world: World) -> None:
+    await world.topic(TOPIC)
 
 
 def only_known(schema: Any, fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields that this version has, all the way down."""
+    """The fields that this version has, recursively."""
     hints = typing.get_type_hints(schema)
     known = {}
     for field in dataclasses.fields(schema):
@@ -168,13 +163,13 @@ async def test_every_version_is_answered(world: World, api: Api, caplog: pytest.
         schema = request_entity(api, version)
         filled = only_known(schema, FILLED.get(api, {}))
         if api is Api.JOIN_GROUP:
-            filled["group_id"] = f"j{version}"  # of its own: nobody to wait for
+            filled["group_id"] = f"j{version}"  # a group of its own: no other member to wait for
         for fields in ({}, filled):
             if api in (Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE):
-                client = await world.client()  # what follows a login that failed is not looked at
+                client = await world.client()  # requests after a failed login are ignored
             body = written(make(schema, fields))
             client.send(api, version, body)
             if api is Api.PRODUCE and not fields:
-                continue  # acks=0: no answer is the answer
+                continue  # acks=0 has no response
             assert await client.receive(), (api, version, fields)
     assert caplog.records == []

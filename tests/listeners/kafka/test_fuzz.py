@@ -1,5 +1,5 @@
-"""Requests that are well formed and make no sense, at every API and version: an answer or a closed connection,
-never a bug. And bytes that are nothing at all."""
+"""Well-formed nonsense requests of every API and version, and random bytes: a response or a closed connection, never a
+bug."""
 
 import asyncio
 import dataclasses
@@ -61,12 +61,12 @@ def nonsense(schema: Any, rng: random.Random, topic_id: bytes) -> dict[str, Any]
     return values
 
 
-async def test_requests_that_make_no_sense_find_no_bug(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_well_formed_nonsense_requests_find_no_bug(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     rng = random.Random(5)
     async with world_at(tmp_path) as world:
         await world.topic("t", 2)
-        topic_id = world.listener.topics.id_of(world.broker.streams.get("t"))
+        topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
         for api, versions in VERSIONS.items():
             for version in range(3 if api is Api.PRODUCE else versions.lowest, versions.highest + 1):
                 schema = request_entity(api, version)
@@ -80,7 +80,7 @@ async def test_requests_that_make_no_sense_find_no_bug(tmp_path: Path, caplog: p
     assert bugs == []
 
 
-async def test_bytes_that_are_nothing_find_no_bug(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_random_bytes_find_no_bug(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     rng = random.Random(6)
     async with world_at(tmp_path) as world:
@@ -102,7 +102,7 @@ async def test_bytes_that_are_nothing_find_no_bug(tmp_path: Path, caplog: pytest
 
 
 async def settle(world: World) -> None:
-    """Everything that was sent has been looked at, and somebody else is served."""
+    """All bytes were processed, and another client is served."""
     for _ in range(3):
         other = await world.client()
         assert (await other.call(Api.API_VERSIONS, 3)).error_code == 0

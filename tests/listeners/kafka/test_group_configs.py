@@ -1,4 +1,4 @@
-"""What a group can be told about itself under Kafka's names."""
+"""Group configs under Kafka's names."""
 
 import asyncio
 from pathlib import Path
@@ -31,21 +31,21 @@ async def configure(client: Client, api: Api, **values: str | None) -> tuple[int
 
 
 async def configured(client: Client) -> dict[str, str]:
-    """What differs from the defaults."""
+    """The configs that differ from the defaults."""
     asked = [{"resource_type": GROUP, "resource_name": "s", "configuration_keys": None}]
     [answer] = (await client.call(Api.DESCRIBE_CONFIGS, 4, resources=asked)).results
     assert len(answer.configs) == len(SETTINGS) + len(FIXED)
     return {one.name: one.value for one in answer.configs if one.config_source != SOURCE_DEFAULT}
 
 
-async def test_of_two_who_change_a_group_at_once_none_loses_its_change(tmp_path: Path) -> None:
+async def test_concurrent_changes_of_a_group_are_both_applied(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
-        shares = world.listener.coordination.shares
+        shares = world.context.coordination.shares
         await asyncio.gather(shares.configure("s", {"lock_ms": 20_000}), shares.configure("s", {"attempts_max": 7}))
         assert shares.settings_of("s") == GroupConfig(lock_ms=20_000, attempts_max=7)
 
 
-async def test_what_a_group_is_told_about_itself_holds_for_it_and_after_a_restart(tmp_path: Path) -> None:
+async def test_group_configs_apply_to_their_group_and_survive_a_restart(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         client = await world.client()
         assert await configured(client) == {}
@@ -67,9 +67,9 @@ async def test_what_a_group_is_told_about_itself_holds_for_it_and_after_a_restar
         share = next(iter(world.broker.coordination.shares.known("s").partitions.values()))
         assert (share.settings.lock_ms, share.settings.attempts_max) == (15_000, 2)
         assert await configure(client, Api.INCREMENTAL_ALTER_CONFIGS, share_delivery_count_limit=None) == (0, None)
-        assert share.settings.attempts_max == 5, "at once, and as if nothing had been said"
+        assert share.settings.attempts_max == 5, "reset at once"
         assert await configure(client, Api.ALTER_CONFIGS, share_session_timeout_ms="50000") == (0, None)
-        assert await configured(client) == {"share.session.timeout.ms": "50000"}, "what is not named is taken back"
+        assert await configured(client) == {"share.session.timeout.ms": "50000"}, "configs that are not named are reset"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ async def test_what_a_group_is_told_about_itself_holds_for_it_and_after_a_restar
         ("consumer_assignor_offload_enable", "1"),
     ],
 )
-async def test_a_wrong_setting_of_a_group_changes_nothing(tmp_path: Path, name: str, value: str) -> None:
+async def test_an_invalid_group_config_changes_nothing(tmp_path: Path, name: str, value: str) -> None:
     async with world_at(tmp_path) as world:
         client = await world.client()
         change = {"share_heartbeat_interval_ms": "7000", name: value}
@@ -102,7 +102,7 @@ async def test_a_wrong_setting_of_a_group_changes_nothing(tmp_path: Path, name: 
         assert await configured(client) == {}
 
 
-async def test_locks_of_one_group_end_though_those_of_another_last_longer(tmp_path: Path) -> None:
+async def test_lock_durations_are_per_group(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         await (await world.client()).produce("t", batch(b"x"))
@@ -123,13 +123,13 @@ async def test_locks_of_one_group_end_though_those_of_another_last_longer(tmp_pa
         shares.close()
 
 
-def test_what_a_group_was_told_when_there_was_one_thing_to_tell_is_still_known() -> None:
+def test_group_configs_stored_in_the_first_format_are_still_read() -> None:
     assert decode(b"earliest") == GroupConfig(start="earliest")
     assert decode(encode(GroupConfig(lock_ms=20_000))) == GroupConfig(lock_ms=20_000)
 
 
-async def test_groups_that_were_told_something_are_listed_though_they_are_not_there_yet(tmp_path: Path) -> None:
-    """kafka-configs says of one that is not that it has no settings."""
+async def test_configured_groups_are_listed_before_they_exist(tmp_path: Path) -> None:
+    """kafka-configs reports an unlisted group as one without configs."""
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -143,13 +143,13 @@ async def test_groups_that_were_told_something_are_listed_though_they_are_not_th
         await configure(client, Api.INCREMENTAL_ALTER_CONFIGS, share_isolation_level="read_committed")
         assert await listed(1, GROUP) == ["s"]
         assert await listed(1, TOPIC) == ["t"]
-        assert set(await listed(1)) == {"t", "s", str(world.listener.node_id)}
-        assert await listed(0) == [], "it asks for settings of clients' metrics only"
+        assert set(await listed(1)) == {"t", "s", str(world.context.node_id)}
+        assert await listed(0) == [], "version 0 lists client metrics only"
         await configure(client, Api.INCREMENTAL_ALTER_CONFIGS, share_isolation_level=None)
         assert await listed(1, GROUP) == []
 
 
-async def test_a_consumer_group_is_told_its_session_and_how_often_its_members_are_heard_of(tmp_path: Path) -> None:
+async def test_session_timeout_and_heartbeat_interval_of_a_consumer_group_can_be_set(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         client = await world.client()
         told = {"consumer_session_timeout_ms": "50000", "consumer_heartbeat_interval_ms": "7000"}
@@ -164,7 +164,7 @@ async def test_a_consumer_group_is_told_its_session_and_how_often_its_members_ar
         assert (joined.error_code, joined.heartbeat_interval) == (0, 7000)
 
 
-def test_the_session_of_a_member_of_a_consumer_group_is_as_long_as_the_group_was_told() -> None:
+def test_a_consumer_group_member_expires_after_the_groups_session_timeout() -> None:
     world = GroupWorld({"t": 1})
     world.configs["g"] = GroupConfig(consumer_session_timeout_ms=60_000)
     for group in ("g", "other"):
@@ -175,8 +175,8 @@ def test_the_session_of_a_member_of_a_consumer_group_is_as_long_as_the_group_was
     assert not world.groups.consumer("g").members
 
 
-async def test_when_a_group_assigns_can_be_said_and_changes_nothing(tmp_path: Path) -> None:
-    """Tools that say it for every group work; an assignment is made when something changes."""
+async def test_assignment_configs_are_accepted_and_change_nothing(tmp_path: Path) -> None:
+    """Tools that set them on every group work; assignments are computed whenever something changes."""
     async with world_at(tmp_path) as world:
         client = await world.client()
         told = {f"{kind}_assignment_interval_ms": "1000" for kind in ("consumer", "share")}
@@ -186,7 +186,7 @@ async def test_when_a_group_assigns_can_be_said_and_changes_nothing(tmp_path: Pa
         assert await configured(client) == {}
 
 
-async def test_nothing_is_appended_to_a_setting_of_a_group_or_taken_from_it(tmp_path: Path) -> None:
+async def test_append_and_subtract_are_refused_for_group_configs(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         client = await world.client()
         for operation in (2, 3):
@@ -201,11 +201,11 @@ async def test_nothing_is_appended_to_a_setting_of_a_group_or_taken_from_it(tmp_
     ("text", "seconds"),
     [("PT0S", 0), ("PT1.5S", 1.5), ("P1D", 86400), ("P2DT3H4M5S", 183845), ("pt10m", 600), ("PT36H", 129600)],
 )
-def test_a_group_begins_as_long_ago_as_a_duration_says(text: str, seconds: float) -> None:
+def test_a_share_group_starts_at_a_duration_in_the_past(text: str, seconds: float) -> None:
     assert GroupConfig().changed({"start": f"by_duration:{text}"}).start_age_ms == 1000 * seconds
 
 
-async def test_a_group_begins_with_what_came_in_the_last_hour(tmp_path: Path) -> None:
+async def test_a_share_group_starts_with_the_records_of_the_last_hour(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -218,7 +218,7 @@ async def test_a_group_begins_with_what_came_in_the_last_hour(tmp_path: Path) ->
         assert await take(world, client) == [(2, 3)]
 
 
-async def test_a_group_begins_at_the_end_where_nothing_came_as_lately_as_it_was_told(tmp_path: Path) -> None:
+async def test_a_share_group_starts_at_the_end_if_all_records_are_older(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()

@@ -1,4 +1,4 @@
-"""A group is of one kind until it is deleted; and who is refused makes none."""
+"""A group keeps its kind until it is deleted, and a refused request creates no group."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ async def commit_in_transaction(client: Client, group: str) -> int:
     return code
 
 
-async def test_a_share_group_is_no_consumer_group_with_members_or_without(tmp_path: Path) -> None:
+async def test_a_share_group_cannot_be_used_as_a_consumer_group(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -44,7 +44,7 @@ async def test_a_share_group_is_no_consumer_group_with_members_or_without(tmp_pa
         assert (await beat_consumer(client, "g")).error_code == 0
 
 
-async def test_a_consumer_group_is_no_share_group_with_members_or_without(tmp_path: Path) -> None:
+async def test_a_consumer_group_cannot_be_used_as_a_share_group(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -61,19 +61,19 @@ async def test_a_consumer_group_is_no_share_group_with_members_or_without(tmp_pa
         assert (await beat_share(client, "new")).error_code == 0
 
 
-async def test_a_heartbeat_of_nobody_makes_no_group(tmp_path: Path) -> None:
+async def test_a_heartbeat_of_an_unknown_member_creates_no_group(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         client = await world.client()
         for epoch in (3, -1):
             assert (await beat_consumer(client, "g", epoch)).error_code == Code.UNKNOWN_MEMBER_ID
             assert (await beat_share(client, "g", epoch)).error_code == Code.UNKNOWN_MEMBER_ID
         refused = await client.call(Api.CONSUMER_GROUP_HEARTBEAT, 1, group_id="g", member_id="m", member_epoch=0)
-        assert refused.error_code == Code.INVALID_REQUEST, "it does not say what it subscribes to"
+        assert refused.error_code == Code.INVALID_REQUEST, "without a subscription"
         assert await listed(client) == []
 
 
-async def test_a_join_that_is_refused_makes_no_group(tmp_path: Path) -> None:
-    """It was there for ten minutes, and in the way of one of another kind."""
+async def test_a_refused_join_creates_no_group(tmp_path: Path) -> None:
+    """It existed for ten minutes, and blocked a group of another kind."""
     async with world_at(tmp_path) as world:
         client = await world.client()
         range_ = [{"name": "range", "metadata": b""}]
@@ -91,8 +91,8 @@ async def test_a_join_that_is_refused_makes_no_group(tmp_path: Path) -> None:
         assert (await beat_share(client, "g")).error_code == 0
 
 
-async def test_an_empty_group_takes_a_commit_that_names_no_generation(tmp_path: Path) -> None:
-    """Of a consumer that assigns itself, whatever it calls itself. The group is not forgotten yet, or has offsets."""
+async def test_an_empty_group_accepts_a_commit_without_a_generation(tmp_path: Path) -> None:
+    """From a consumer with manual assignment and any member id. The group has not expired yet, or has offsets."""
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -105,7 +105,7 @@ async def test_an_empty_group_takes_a_commit_that_names_no_generation(tmp_path: 
             assert await commit(client, group_id, -1, "m") == 0
 
 
-async def test_a_group_that_is_not_there_takes_a_commit_that_names_no_generation(tmp_path: Path) -> None:
+async def test_a_missing_group_accepts_a_commit_without_a_generation(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -113,7 +113,7 @@ async def test_a_group_that_is_not_there_takes_a_commit_that_names_no_generation
         assert await commit(client, "g", -1, "m") == 0
 
 
-async def test_a_share_session_does_not_begin_with_an_acknowledgement(tmp_path: Path) -> None:
+async def test_a_share_session_cannot_start_with_an_acknowledgement(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -125,7 +125,7 @@ async def test_a_share_session_does_not_begin_with_an_acknowledgement(tmp_path: 
             assert answer.error_code == code
 
 
-async def test_offsets_of_a_topic_that_is_not_there_are_not_said_to_be_deleted(tmp_path: Path) -> None:
+async def test_deleting_offsets_of_a_missing_topic_is_an_error(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -135,7 +135,7 @@ async def test_offsets_of_a_topic_that_is_not_there_are_not_said_to_be_deleted(t
         assert [one.partitions[0].error_code for one in answer.topics] == [0, Code.UNKNOWN_TOPIC_OR_PARTITION]
 
 
-async def test_where_members_have_no_room_left_those_of_every_kind_are_told_to_try_again(tmp_path: Path) -> None:
+async def test_a_full_member_budget_is_retriable_for_every_kind_of_group(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()

@@ -1,35 +1,25 @@
-"""What members of groups are told when they are wrong: the codes that Apache Kafka 4.3.1 gave to the same requests."""
+"""Errors of group members: the codes that Apache Kafka 4.3.1 returned for the same requests."""
 
 import struct
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from headrace.listeners.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
-from tests.listeners.kafka.world import Client, World, world_at
+from tests.listeners.kafka.world import Client, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 JOIN: dict[str, Any] = {"rebalance_timeout": 5000, "subscribed_topic_names": ["t"], "topic_partitions": []}
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        await opened.topic("t", 2)
-        yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(world: World) -> Client:
-    return await world.client()
+async def prepare(world: World) -> None:
+    await world.topic("t", 2)
 
 
 async def join(client: Client, group: str, metadata: bytes = b"") -> SimpleNamespace:
-    """The only member of a classic group, and its leader, with what it was assigned."""
+    """The only member and leader of a classic group, with its assignment."""
     joined = await client.call(
         Api.JOIN_GROUP, 3, group_id=group, session_timeout=10_000, rebalance_timeout=10_000, member_id="",
         protocol_type="consumer", protocols=[{"name": "range", "metadata": metadata}],
@@ -70,7 +60,7 @@ async def beat(client: Client, group: str, member: str, epoch: int, *, version: 
     ],
     ids=["no id", "no timeout", "no partitions", "no topics", "no instance", "no rack", "epoch -3", "nobody's place"],
 )
-async def test_a_heartbeat_that_makes_no_sense_is_refused_and_makes_no_group(
+async def test_an_invalid_heartbeat_is_refused_and_creates_no_group(
     world: World, client: Client, member: str, epoch: int, fields: dict[str, Any]
 ) -> None:
     refused = await beat(client, "senseless", member, epoch, **fields)
@@ -79,7 +69,7 @@ async def test_a_heartbeat_that_makes_no_sense_is_refused_and_makes_no_group(
     assert world.broker.coordination.groups.find("senseless") is None
 
 
-async def test_a_group_without_a_name_has_no_members(client: Client) -> None:
+async def test_a_group_without_a_name_cannot_be_joined(client: Client) -> None:
     assert (await beat(client, "", "m", 0, **JOIN)).error_code == Code.INVALID_REQUEST
     left = await client.call(Api.LEAVE_GROUP, 5, group_id="", members=[{"member_id": "m"}])
     assert (left.error_code, left.members) == (Code.INVALID_GROUP_ID, [])
@@ -87,14 +77,14 @@ async def test_a_group_without_a_name_has_no_members(client: Client) -> None:
     assert gone.error_code == Code.INVALID_GROUP_ID
 
 
-async def test_a_member_may_be_given_its_id_by_version_0(client: Client) -> None:
+async def test_version_0_assigns_a_member_id(client: Client) -> None:
     joined = await beat(client, "of-old", "", 0, version=0, **JOIN)
     assert joined.error_code == 0
     assert joined.member_id
     assert (await beat(client, "of-old", joined.member_id, -1)).error_code == 0
 
 
-async def test_a_static_name_that_nobody_has_is_not_taken_for_anybodys(client: Client) -> None:
+async def test_an_unknown_instance_id_is_an_unknown_member(client: Client) -> None:
     joined = await join(client, "dynamic")
     who = {"group_id": "dynamic", "member_id": joined.member_id, "group_instance_id": "nobody's"}
     beaten = await client.call(Api.HEARTBEAT, 4, generation_id=joined.generation_id, **who)
@@ -106,7 +96,7 @@ async def test_a_static_name_that_nobody_has_is_not_taken_for_anybodys(client: C
     assert committed.topics[0].partitions[0].error_code == Code.UNKNOWN_MEMBER_ID
 
 
-async def test_who_syncs_with_version_5_says_in_which_protocol(client: Client) -> None:
+async def test_sync_group_5_must_name_the_protocol(client: Client) -> None:
     joined = await join(client, "says")
     for kind, protocol in ((None, None), ("consumer", None), (None, "range")):
         assert await sync(client, "says", joined, kind, protocol) == Code.INCONSISTENT_GROUP_PROTOCOL
@@ -122,13 +112,13 @@ async def commit(client: Client, group: str, member: str, generation: int) -> in
     return code
 
 
-async def test_a_member_that_a_group_of_offsets_alone_has_not_is_unknown(client: Client) -> None:
-    assert await commit(client, "simple", "m", 3) == Code.ILLEGAL_GENERATION, "there is no such group"
+async def test_a_member_of_a_group_with_offsets_only_is_unknown(client: Client) -> None:
+    assert await commit(client, "simple", "m", 3) == Code.ILLEGAL_GENERATION, "the group does not exist"
     assert await commit(client, "simple", "", -1) == 0
     assert await commit(client, "simple", "m", 3) == Code.UNKNOWN_MEMBER_ID
 
 
-async def test_a_group_is_deleted_once_though_it_is_named_twice(client: Client) -> None:
+async def test_a_group_named_twice_is_deleted_once(client: Client) -> None:
     assert await commit(client, "twice", "", -1) == 0
     answers = (await client.call(Api.DELETE_GROUPS, 2, groups_names=["twice", "twice"])).results
     assert [(one.group_id, one.error_code) for one in answers] == [("twice", 0)]
@@ -148,7 +138,7 @@ def subscription(*topics: str) -> bytes:
     ],
     ids=["reads it", "nobody can tell", "reads another"],
 )
-async def test_offsets_are_deleted_of_partitions_that_there_are_and_nobody_reads(
+async def test_offsets_are_deleted_only_of_existing_unsubscribed_partitions(
     client: Client, metadata: bytes, code: int
 ) -> None:
     group = f"offsets-{len(metadata)}-{code}"

@@ -1,4 +1,4 @@
-"""Groups of every kind to those who look: DescribeGroups knows the classic ones only, ListGroups all."""
+"""Describing and listing groups: DescribeGroups finds only classic groups, ListGroups all kinds."""
 
 from pathlib import Path
 
@@ -28,9 +28,7 @@ async def groups_of_every_kind(world: World) -> Client:
 
 
 @pytest.mark.parametrize("version", [0, 5, 6])
-async def test_a_group_that_is_not_classic_is_not_there_for_those_who_describe_classic_groups(
-    tmp_path: Path, version: int
-) -> None:
+async def test_describe_groups_finds_only_classic_groups(tmp_path: Path, version: int) -> None:
     async with world_at(tmp_path) as world:
         client = await groups_of_every_kind(world)
         asked = ["new", "share", "nobody"]
@@ -46,7 +44,7 @@ async def test_a_group_that_is_not_classic_is_not_there_for_those_who_describe_c
             ]
 
 
-async def test_what_members_said_is_shown_of_a_stable_classic_group_only(tmp_path: Path) -> None:
+async def test_member_metadata_is_described_only_for_a_stable_group(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         client = await groups_of_every_kind(world)
         asked = ["classic", "rebalancing", "simple"]

@@ -1,4 +1,5 @@
-"""Batches that decompress to much are validated in a thread: others are served, and the order is kept."""
+"""Batches that decompress to much are checked in a thread: other clients are served, and the connection keeps the
+order."""
 
 import struct
 import threading
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.listeners.kafka import listener as kafka_listener
+from headrace.listeners.kafka import context
 from headrace.listeners.kafka.errors import Code
 from headrace.record import codec
 from headrace.wire.kafka.apis import Api
@@ -22,7 +23,7 @@ MB = 1 << 20
 
 
 class Gate(ThreadPoolExecutor):
-    """The listener's thread, which works when it is let."""
+    """The checker thread, which works only while the test opens the gate."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -48,8 +49,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 @pytest.fixture
 def gate(world: World) -> Iterator[Gate]:
     gate = Gate()
-    world.listener.checking.shutdown()
-    world.listener.checking = gate
+    world.context.checking.shutdown()
+    world.context.checking = gate
     yield gate
     gate.opened.set()
 
@@ -64,13 +65,13 @@ def send(client: Client, *parts: tuple[int, bytes], acks: int = -1, topic: bytes
 
 
 async def answer(client: Client) -> dict[int, tuple[int, int]]:
-    """By partition, the code and the offset."""
+    """(error code, offset) by partition."""
     [topic] = decode(response_struct(Api.PRODUCE, 8), await client.receive(), 4).responses
     return {one.index: (one.error_code, one.base_offset) for one in topic.partition_responses}
 
 
 def sizes(world: World, partition: int = 0) -> list[int]:
-    """Of the values, in the log's order."""
+    """The values in log order."""
     chunk = world.broker.streams.get("t").partitions[partition].read_now(0)
     return [len(record.value or b"") for record in codec.records(chunk.data)]
 
@@ -89,7 +90,7 @@ async def test_nothing_overtakes_a_large_batch_on_its_connection(world: World, g
     client, other = await world.client(), await world.client()
     send(client, (0, bytes(batch(b"x"))))
     send(client, (0, LARGE))
-    for _ in range(200):  # more than may be unanswered
+    for _ in range(200):  # more than the limit of unanswered requests
         send(client, (0, bytes(batch(b"y"))))
     assert await answer(client) == {0: (0, 0)}
     while not gate.asked:
@@ -103,7 +104,7 @@ async def test_nothing_overtakes_a_large_batch_on_its_connection(world: World, g
     assert sizes(world) == [1, 8 * MB] + [1] * 200
 
 
-async def test_batches_after_a_large_one_in_a_request_stay_after_it(world: World, gate: Gate) -> None:
+async def test_batches_after_a_large_one_in_a_request_keep_their_order(world: World, gate: Gate) -> None:
     client = await world.client()
     gate.opened.set()
     small = bytes(batch(b"x"))
@@ -115,7 +116,7 @@ async def test_batches_after_a_large_one_in_a_request_stay_after_it(world: World
     assert await answer(client) == {0: (0, 3)}
 
 
-async def test_small_batches_are_checked_where_they_come(world: World, gate: Gate) -> None:
+async def test_small_batches_are_checked_on_the_event_loop(world: World, gate: Gate) -> None:
     client = await world.client()
     for number in (0, GZIP, ZSTD):
         assert (await client.produce("t", batch(bytes(500_000), codec=number))).error_code == 0
@@ -130,8 +131,10 @@ async def test_a_large_request_is_checked_in_the_thread_compressed_or_not(world:
     assert gate.asked == 1
 
 
-async def test_what_waits_for_the_thread_is_bounded(world: World, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_listener, "CHECKING_BYTES_MAX", 16 * MB)
+async def test_the_bytes_that_wait_for_the_checker_thread_are_bounded(
+    world: World, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "CHECKING_BYTES_MAX", 16 * MB)
     await world.topic("wide", batch_bytes_max=64 * MB)
     large = bytes(batch(bytes(9 * MB)))
     clients, small = [await world.client() for _ in range(4)], await world.client()
@@ -141,7 +144,7 @@ async def test_what_waits_for_the_thread_is_bounded(world: World, gate: Gate, mo
         while gate.asked < asked:
             await small.call(Api.API_VERSIONS, 3)
         if client is clients[0]:
-            assert not any(one.is_sending for one in world.listener.connections), "its next one is not read"
+            assert not any(one.is_sending for one in world.listener.connections), "its next request is not read"
     while sum(one.is_sending for one in world.listener.connections) < 2:
         await small.call(Api.API_VERSIONS, 3)
     for _ in range(50):
@@ -152,7 +155,7 @@ async def test_what_waits_for_the_thread_is_bounded(world: World, gate: Gate, mo
     assert world.broker.streams.get("wide").partitions[0].end_offset == 8
 
 
-async def test_what_takes_long_to_pack_is_packed_in_the_thread(world: World, gate: Gate) -> None:
+async def test_slow_recompression_runs_in_the_checker_thread(world: World, gate: Gate) -> None:
     client = await world.client()
     gate.opened.set()
     await world.topic("packed", compression="gzip", timestamp_type="append")
@@ -161,14 +164,14 @@ async def test_what_takes_long_to_pack_is_packed_in_the_thread(world: World, gat
     for number in (0, ZSTD, GZIP):
         result = await client.produce("packed", batch(bytes(700_000), codec=number))
         assert result.error_code == 0 and result.log_append_time > 0
-    assert gate.asked == 2, "what is packed already is left as it is"
+    assert gate.asked == 2, "batches with the topic's codec are kept"
     chunk = world.broker.streams.get("packed").partitions[0].read_now(0)
     infos = codec.scan(chunk.data)
     assert [info.codec for info in infos] == [GZIP] * 4
     assert all(info.max_timestamp > 1_700_000_000_000 for info in infos)
 
 
-async def test_a_large_batch_that_is_broken_is_refused_and_the_connection_lives(world: World, gate: Gate) -> None:
+async def test_an_invalid_large_batch_is_refused_and_the_connection_stays_open(world: World, gate: Gate) -> None:
     client = await world.client()
     gate.opened.set()
     torn = bytearray(LARGE)
@@ -179,13 +182,13 @@ async def test_a_large_batch_that_is_broken_is_refused_and_the_connection_lives(
     bomb = bytes(batch(*[bytes(MB)] * 129, codec=ZSTD))
     send(client, (0, bomb), (1, small))
     assert await answer(client) == {0: (Code.MESSAGE_TOO_LARGE, -1), 1: (0, 1)}
-    assert gate.asked == 1, "the one is seen to be torn before it is unfolded"
+    assert gate.asked == 1, "one is found invalid before it is decompressed"
 
 
-async def test_a_request_that_decompresses_to_too_much_must_be_retried_at_any_batch_limit(
+async def test_too_much_at_once_is_throttled_even_with_a_small_decompression_limit(
     tmp_path: Path,
 ) -> None:
-    """Less than the loop unfolds of a request: what was left of it for the thread was less than nothing."""
+    """The limit is less than the event loop decompresses of a request: the rest left for the thread was negative."""
     async with world_at(tmp_path, decompressed_bytes_max=64 << 10) as world:
         await world.topic("t", 20)
         client = await world.client()
@@ -197,8 +200,9 @@ async def test_a_request_that_decompresses_to_too_much_must_be_retried_at_any_ba
         assert [code for code, _ in (await answer(client)).values()] == [0] * 3
 
 
-async def test_d6_a_batch_that_a_producer_must_retry_stays_before_its_next_one(tmp_path: Path) -> None:
-    """Nothing was known of it in that partition yet: the second batch was taken, and the first was out of order."""
+async def test_d6_a_throttled_batch_is_stored_before_the_producers_next_one(tmp_path: Path) -> None:
+    """The partition did not know the producer yet: the second batch was accepted, and the first was then out of
+    order."""
     async with world_at(tmp_path, decompressed_bytes_max=64 << 10) as world:
         await world.topic("t", 20)
         client = await world.client()
@@ -214,7 +218,7 @@ async def test_d6_a_batch_that_a_producer_must_retry_stays_before_its_next_one(t
         assert await sent(0, range(17, 20)) == await sent(1, range(17, 20)) == [0] * 3
 
 
-async def test_a_topic_that_is_deleted_meanwhile_takes_nothing(world: World, gate: Gate) -> None:
+async def test_a_topic_deleted_during_the_check_stores_nothing(world: World, gate: Gate) -> None:
     client, other = await world.client(), await world.client()
     send(client, (0, LARGE))
     while not gate.asked:
@@ -226,7 +230,7 @@ async def test_a_topic_that_is_deleted_meanwhile_takes_nothing(world: World, gat
     assert world.broker.streams.get("t").partitions[0].end_offset == 0
 
 
-async def test_a_client_that_is_gone_meanwhile_has_sent_it_all_the_same(world: World, gate: Gate) -> None:
+async def test_a_batch_is_stored_even_if_its_client_disconnects_during_the_check(world: World, gate: Gate) -> None:
     client, other = await world.client(), await world.client()
     send(client, (0, LARGE))
     while not gate.asked:
@@ -247,7 +251,7 @@ async def test_requests_after_one_that_fails_by_a_bug_are_not_stored(
     client, other = await world.client(), await world.client()
     monkeypatch.setattr(gate, "submit", lambda *_: ThreadPoolExecutor.submit(gate, fail))
     sent: list[bytes] = []
-    with monkeypatch.context() as together:  # in one read: it waits here, not in the socket
+    with monkeypatch.context() as together:  # in one read, so that it waits in the connection, not in the socket
         together.setattr(client, "send_bytes", sent.append)
         send(client, (0, LARGE))
         send(client, (0, bytes(batch(b"behind it"))))

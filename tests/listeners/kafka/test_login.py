@@ -1,5 +1,4 @@
-"""Who is let in at the Kafka listener: SASL/PLAIN with the users of the other listeners, and what a stranger can not
-do."""
+"""Authentication: SASL/PLAIN with the users of all listeners, and the limits of unauthenticated clients."""
 
 import asyncio
 import functools
@@ -30,33 +29,25 @@ WRONG = "Authentication failed: Invalid username or password"
 SASL = {Api.API_VERSIONS, Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE}
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    """With users, and without guest: nobody is let in because of where they are."""
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        await opened.topic("t")
-        await add(opened, "ann")
-        await add(opened, "bob")
-        await opened.broker.users.remove_user(GUEST)
-        yield opened
+async def prepare(world: World) -> None:
+    """With users and without guest, so that local clients have to log in, too."""
+    await world.topic("t")
+    await add(world, "ann")
+    await add(world, "bob")
+    await world.broker.users.remove_user(GUEST)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def fresh(tmp_path: Path) -> AsyncIterator[World]:
-    """As it is first started: guest is all there is."""
+    """A new broker: guest is the only user."""
     async with world_at(tmp_path) as opened:
         await opened.topic("t")
         yield opened
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(world: World) -> Client:
-    return await world.client()
-
-
 @pytest.fixture(autouse=True)
 def no_bug(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nobody's mistake breaks anything."""
+    """No mistake of a client may be logged as a bug."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(login, "FAILURE_DELAY_S", 0.0)
     yield
@@ -77,21 +68,21 @@ def users_shown(world: World) -> list[tuple[str, str]]:
     return [(shape["user"], shape["auth_mechanism"]) for shape in shapes]
 
 
-# Coming in.
+# Logging in.
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-async def test_right_credentials_let_in_and_the_connection_shows_whose_it_is(world: World, version: int) -> None:
+async def test_right_credentials_log_in_and_the_connection_shows_its_user(world: World, version: int) -> None:
     client = await world.client()
     answer = await try_login(client, token("ann"), version=version)
     assert (answer.error_code, answer.error_message, answer.auth_bytes) == (0, None, b"")
-    assert getattr(answer, "session_lifetime", 0) == 0, "nobody has to log in again"
+    assert getattr(answer, "session_lifetime", 0) == 0, "no other login is needed"
     assert await is_served(client)
     assert ("ann", "PLAIN") in users_shown(world)
 
 
-async def test_the_old_way_of_a_token_that_is_no_request(world: World, client: Client) -> None:
-    """As kafka-python up to 2.0 and others of before Kafka 1.0 do it."""
+async def test_a_raw_token_of_an_old_client_logs_in(world: World, client: Client) -> None:
+    """Used by kafka-python up to 2.0 and by other clients from before Kafka 1.0."""
     await client.call(Api.SASL_HANDSHAKE, 0, mechanism="PLAIN")
     sent = token("ann")
     client.send_bytes(struct.pack(">i", len(sent)) + sent)
@@ -99,7 +90,7 @@ async def test_the_old_way_of_a_token_that_is_no_request(world: World, client: C
     assert await is_served(client)
 
 
-async def test_the_old_way_with_wrong_credentials_ends_the_connection(world: World, client: Client) -> None:
+async def test_a_raw_token_with_wrong_credentials_closes_the_connection(world: World, client: Client) -> None:
     await client.call(Api.SASL_HANDSHAKE, 0, mechanism="PLAIN")
     sent = token("ann", "wrong")
     client.send_bytes(struct.pack(">i", len(sent)) + sent)
@@ -115,7 +106,7 @@ async def test_the_client_of_the_demo_logs_in(world: World) -> None:
 
 
 @pytest.mark.parametrize("sent", [token("ann", "wrong"), token("nobody"), token("guest", "guest")])
-async def test_wrong_credentials_are_refused_and_do_not_say_why(
+async def test_wrong_credentials_are_refused_without_a_reason(
     world: World, client: Client, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer = await try_login(client, sent)
@@ -127,7 +118,7 @@ async def test_wrong_credentials_are_refused_and_do_not_say_why(
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-1", "GSSAPI", "", "plain", "x" * 9000])
-async def test_other_mechanisms_are_refused_with_the_list_of_ours(world: World, mechanism: str) -> None:
+async def test_an_unknown_mechanism_is_refused_with_the_supported_ones(world: World, mechanism: str) -> None:
     for version in (0, 1):
         client = await world.client()
         answer = await client.call(Api.SASL_HANDSHAKE, version, mechanism=mechanism)
@@ -135,7 +126,7 @@ async def test_other_mechanisms_are_refused_with_the_list_of_ours(world: World, 
         assert await client.is_closed()
 
 
-async def test_guest_comes_from_this_machine_only(fresh: World) -> None:
+async def test_guest_can_log_in_from_this_machine_only(fresh: World) -> None:
     for silent in (False, True):
         await add(fresh, "ann")
         client = await fresh.client()
@@ -150,10 +141,10 @@ async def test_guest_comes_from_this_machine_only(fresh: World) -> None:
         assert await client.is_closed()
 
 
-# While nobody is asked, and when that ends.
+# While the broker is open, and when that ends.
 
 
-async def test_an_open_broker_asks_nobody_and_lets_in_who_logs_in_all_the_same(fresh: World) -> None:
+async def test_an_open_broker_needs_no_login_and_accepts_one(fresh: World) -> None:
     silent = await fresh.client()
     assert (await silent.produce("t", batch(b"a"))).error_code == 0
     assert users_shown(fresh) == [("", "")]
@@ -161,12 +152,12 @@ async def test_an_open_broker_asks_nobody_and_lets_in_who_logs_in_all_the_same(f
     assert (await try_login(guest, token("guest", "guest"))).error_code == 0
     assert (await guest.fetch("t")).error_code == 0
     assert ("guest", "PLAIN") in users_shown(fresh)
-    assert all(found.access is None for found in fresh.listener.connections), "and nothing is checked"
+    assert all(found.access is None for found in fresh.listener.connections), "nothing is authorized"
     wrong = await fresh.client()
     assert (await try_login(wrong, token("guest", "wrong"))).error_code == Code.SASL_AUTHENTICATION_FAILED
 
 
-async def test_with_users_who_says_nothing_on_this_machine_is_guest_as_long_as_its_password_is_known(
+async def test_a_local_client_without_a_login_is_guest_while_guest_has_its_first_password(
     fresh: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = await fresh.client()
@@ -175,7 +166,7 @@ async def test_with_users_who_says_nothing_on_this_machine_is_guest_as_long_as_i
     assert await is_served(before)
     assert users_shown(fresh) == [("guest", "")]
     other = await fresh.client()
-    assert (await other.produce("t", batch(b"x" * 2_000_000))).error_code == 0, "and may send much"
+    assert (await other.produce("t", batch(b"x" * 2_000_000))).error_code == 0, "and may send large requests"
     await fresh.broker.users.put_user(GUEST, password="another")
     before.send(Api.METADATA, 9, written(make(request_entity(Api.METADATA, 9), {})))
     assert await before.is_closed()
@@ -185,7 +176,7 @@ async def test_with_users_who_says_nothing_on_this_machine_is_guest_as_long_as_i
     assert await is_served(guest)
 
 
-async def test_who_was_guest_and_logs_in_has_the_rights_of_its_user(fresh: World) -> None:
+async def test_a_guest_that_logs_in_gets_the_permissions_of_its_user(fresh: World) -> None:
     await add(fresh, "ann", permission=None)
     client = await fresh.client()
     assert await is_served(client)
@@ -194,7 +185,7 @@ async def test_who_was_guest_and_logs_in_has_the_rights_of_its_user(fresh: World
     assert users_shown(fresh) == [("ann", "PLAIN")]
 
 
-async def test_who_begins_a_login_and_does_not_end_it_is_not_guest(fresh: World) -> None:
+async def test_an_incomplete_login_is_not_guest(fresh: World) -> None:
     await add(fresh, "ann")
     client = await fresh.client()
     await client.call(Api.SASL_HANDSHAKE, 1, mechanism="PLAIN")
@@ -202,7 +193,7 @@ async def test_who_begins_a_login_and_does_not_end_it_is_not_guest(fresh: World)
     assert await client.is_closed()
 
 
-async def test_a_fetch_that_waits_when_the_broker_is_closed_to_strangers_is_not_answered(fresh: World) -> None:
+async def test_a_waiting_fetch_is_not_answered_once_a_login_is_required(fresh: World) -> None:
     await add(fresh, "ann")
     waiting = await fresh.client()
     fetch = asyncio.ensure_future(waiting.fetch("t", max_wait=60_000))
@@ -214,29 +205,29 @@ async def test_a_fetch_that_waits_when_the_broker_is_closed_to_strangers_is_not_
 
 
 async def closed_to_strangers(fresh: World) -> None:
-    """And then there is something to read."""
+    """Even when records arrive."""
     await fresh.broker.users.put_user(GUEST, password="another")
     writer = await logged_in(fresh, "ann")
     assert (await writer.produce("t", batch(b"not for you"))).error_code == 0
 
 
-async def test_a_share_fetch_that_waits_then_is_given_nothing(fresh: World) -> None:
+async def test_a_waiting_share_fetch_acquires_nothing_once_a_login_is_required(fresh: World) -> None:
     await add(fresh, "ann")
     waiting = await fresh.client()
     member = {"group_id": "g", "member_id": "AAAAAAAAAAAAAAAAAAAAAA"}
     await waiting.call(Api.SHARE_GROUP_HEARTBEAT, 1, **member, subscribed_topic_names=["t"])
-    topic_id = fresh.listener.topics.id_of(fresh.broker.streams.get("t"))
+    topic_id = fresh.context.topics.id_of(fresh.broker.streams.get("t"))
     topics = [{"topic_id": topic_id, "partitions": [{"partition_index": 0, "acknowledgement_batches": []}]}]
     limits = {"max_wait": 60_000, "min_bytes": 1, "max_bytes": 1000, "max_records": 1, "batch_size": 1}
     fetch = asyncio.ensure_future(waiting.call(Api.SHARE_FETCH, 1, **member, **limits, topics=topics))
-    while not fresh.listener.share_sessions:
+    while not fresh.context.share_sessions.by_key:
         await asyncio.sleep(0.01)
     await closed_to_strangers(fresh)
     with pytest.raises(Closed):
         await fetch
 
 
-# Strangers.
+# Unauthenticated clients.
 
 
 async def test_before_a_login_only_three_requests_are_answered(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -268,31 +259,33 @@ async def test_before_a_login_only_three_requests_are_answered(world: World, cap
         (b"\0ann\0secret\r\nsecret", WRONG),
     ],
 )
-async def test_tokens_that_are_none_are_refused(world: World, client: Client, sent: bytes, says: str) -> None:
+async def test_invalid_tokens_are_refused(world: World, client: Client, sent: bytes, says: str) -> None:
     answer = await try_login(client, sent)
     assert answer.error_code == Code.SASL_AUTHENTICATION_FAILED
     assert says in answer.error_message
     assert await client.is_closed()
 
 
-async def test_a_password_that_is_no_text_is_the_bytes_it_comes_in(world: World, client: Client) -> None:
+async def test_a_password_may_be_any_bytes(world: World, client: Client) -> None:
     await world.broker.users.put_user("bytes", password=b"\xff\xfe".decode("utf-8", "surrogateescape"))
     assert (await try_login(client, b"\0bytes\0\xff\xfe")).error_code == 0
 
 
 @pytest.mark.parametrize("size", [TOKEN_BYTES_MAX + 1, 99 * 1024 * 1024])
-async def test_a_stranger_can_not_even_announce_a_large_request(world: World, client: Client, size: int) -> None:
+async def test_an_unauthenticated_client_cannot_announce_a_large_request(
+    world: World, client: Client, size: int
+) -> None:
     client.send_bytes(struct.pack(">i", size))
     assert await client.is_closed()
 
 
-async def test_who_is_known_sends_large_requests(world: World) -> None:
+async def test_an_authenticated_client_can_send_large_requests(world: World) -> None:
     client = await logged_in(world, "ann")
     assert (await client.produce("t", batch(b"x" * 2_000_000))).error_code == 0
 
 
-async def test_a_token_that_is_too_long_is_not_looked_at_whoever_sends_it(fresh: World) -> None:
-    """Not even if it is right, and the connection one that may send large requests."""
+async def test_a_token_that_is_too_long_is_refused_from_any_client(fresh: World) -> None:
+    """Even if it is correct, and the connection may send large requests."""
     await fresh.broker.users.put_user("ann", password="x" * TOKEN_BYTES_MAX)
     for version in (0, 1):
         client = await fresh.client()
@@ -305,13 +298,13 @@ async def test_a_token_that_is_too_long_is_not_looked_at_whoever_sends_it(fresh:
         assert await client.is_closed()
 
 
-async def test_a_token_comes_after_the_mechanism_was_chosen(world: World, client: Client) -> None:
+async def test_a_token_without_a_handshake_is_refused(world: World, client: Client) -> None:
     answer = await client.call(Api.SASL_AUTHENTICATE, 2, auth_bytes=token("ann"))
     assert answer.error_code == Code.ILLEGAL_SASL_STATE
     assert await client.is_closed()
 
 
-async def test_half_a_token_is_waited_for(world: World, client: Client) -> None:
+async def test_a_token_may_arrive_in_parts(world: World, client: Client) -> None:
     await client.call(Api.SASL_HANDSHAKE, 1, mechanism="PLAIN")
     body = struct.pack(">hhih", Api.SASL_AUTHENTICATE, 0, 7, 0) + struct.pack(">i", 11) + token("ann")
     whole = struct.pack(">i", len(body)) + body
@@ -344,9 +337,7 @@ def produce_body(value: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("handshake", [0, 1])
-async def test_what_is_sent_behind_a_failed_login_is_not_done_on_an_open_broker_either(
-    fresh: World, handshake: int
-) -> None:
+async def test_requests_after_a_failed_login_are_not_executed_on_an_open_broker(fresh: World, handshake: int) -> None:
     client = await fresh.client()
     if handshake:
         client.send_bytes(pipelined(token("guest", "wrong"), b"a"))
@@ -357,10 +348,10 @@ async def test_what_is_sent_behind_a_failed_login_is_not_done_on_an_open_broker_
     while not await client.is_closed():
         pass
     other = await fresh.client()
-    assert (await other.produce("t", batch(b"b"))).base_offset == 0, "the first there is"
+    assert (await other.produce("t", batch(b"b"))).base_offset == 0, "the first offset"
 
 
-async def test_what_is_sent_behind_a_failed_login_is_not_done(world: World, client: Client) -> None:
+async def test_requests_after_a_failed_login_are_not_executed(world: World, client: Client) -> None:
     before = end_of(world)
     client.send_bytes(pipelined(token("ann", "wrong"), b"a"))
     while not await client.is_closed():
@@ -370,10 +361,10 @@ async def test_what_is_sent_behind_a_failed_login_is_not_done(world: World, clie
     other.send_bytes(pipelined(token("ann"), b"a"))
     for _ in range(3):
         assert await other.receive()
-    assert end_of(world) == before + 1, "behind a good one it is"
+    assert end_of(world) == before + 1, "after a successful login it is"
 
 
-async def test_a_second_login_is_of_the_same_user(world: World, client: Client) -> None:
+async def test_a_second_login_must_be_of_the_same_user(world: World, client: Client) -> None:
     assert (await try_login(client, token("ann"))).error_code == 0
     assert await is_served(client)
     assert (await try_login(client, token("ann"))).error_code == 0
@@ -384,7 +375,7 @@ async def test_a_second_login_is_of_the_same_user(world: World, client: Client) 
     assert await client.is_closed()
 
 
-async def test_a_failed_login_is_answered_late_and_holds_up_nobody_else(
+async def test_a_failed_login_is_answered_late_without_delaying_others(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(login, "FAILURE_DELAY_S", 0.5)
@@ -399,10 +390,10 @@ async def test_a_failed_login_is_answered_late_and_holds_up_nobody_else(
 
 
 def held_timers(world: World, monkeypatch: pytest.MonkeyPatch, delay_s: float) -> list[Callable[[], object]]:
-    """What the listener wants to do after this delay, for the test to do in time: a machine can be slower than a
-    timer."""
+    """Collects the callbacks that the listener schedules with this delay: the test calls them, because timers are
+    unreliable on a slow machine."""
     held: list[Callable[[], object]] = []
-    loop = world.listener.loop
+    loop = world.context.loop
 
     class Holding:
         def __getattr__(self, name: str) -> Any:
@@ -413,11 +404,11 @@ def held_timers(world: World, monkeypatch: pytest.MonkeyPatch, delay_s: float) -
                 return loop.call_later(delay, callback, *args)
             return held.append(functools.partial(callback, *args))
 
-    monkeypatch.setattr(world.listener, "loop", Holding())
+    monkeypatch.setattr(world.context, "loop", Holding())
     return held
 
 
-async def test_who_does_not_log_in_does_not_stay(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_log_in_is_disconnected(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     patience = held_timers(world, monkeypatch, connection.LOGIN_TIMEOUT_S)
     known = await logged_in(world, "ann")
     idle = await world.client()
@@ -429,13 +420,15 @@ async def test_who_does_not_log_in_does_not_stay(world: World, monkeypatch: pyte
     assert await is_served(known)
 
 
-async def test_silence_from_one_address_keeps_nobody_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither who comes from elsewhere, nor who comes from there and logs in; and who has logged in stays."""
+async def test_silent_connections_from_one_address_lock_no_client_out(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither clients of other addresses nor those of the same address that log in; authenticated connections stay."""
     monkeypatch.setattr(connection, "LOGIN_TIMEOUT_S", 300.0)
     known = [await logged_in(world, "ann") for _ in range(5)]
     places = len(world.listener.connections) + 4
     monkeypatch.setattr(
-        world.listener, "config", msgspec.structs.replace(world.listener.config, connections_max=places)
+        world.listener.connections, "_config", msgspec.structs.replace(world.context.config, connections_max=places)
     )
     silent = [await world.client() for _ in range(10)]
     assert await silent[0].is_closed()
@@ -444,14 +437,14 @@ async def test_silence_from_one_address_keeps_nobody_out(world: World, monkeypat
     assert await is_served(await logged_in(world, "bob"))
 
 
-async def test_a_user_that_is_removed_is_gone_with_its_connections(world: World) -> None:
+async def test_deleting_a_user_closes_its_connections(world: World) -> None:
     await add(world, "carl")
     known = await logged_in(world, "ann")
     gone = await logged_in(world, "carl")
     assert await is_served(gone)
     [found] = [one for one in world.listener.connections if one.user == "carl"]
     await world.broker.users.remove_user("carl")
-    assert world.listener.gate.user_of(found) is None, "whatever still waits on it"
+    assert world.context.gate.user_of(found) is None, "also for requests that still wait"
     assert await gone.is_closed()
     assert await is_served(known)
     again = await try_login(await world.client(), token("carl"))

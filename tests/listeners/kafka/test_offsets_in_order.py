@@ -1,4 +1,4 @@
-"""Requests of a connection are answered as if one came after the other, also when nobody waits for the answers."""
+"""Requests of a connection take effect in order, also when the client does not wait for the responses."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ def request(api: Api, version: int, fields: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.parametrize("version", [7, 8])
-async def test_offsets_that_are_asked_for_behind_their_commit_are_those_committed(tmp_path: Path, version: int) -> None:
+async def test_a_pipelined_offset_fetch_sees_the_commit_before_it(tmp_path: Path, version: int) -> None:
     async with world_at(tmp_path) as world:
         topic = await world.topic("t")
         client = await world.client()

@@ -1,46 +1,25 @@
-"""What may be done with topics, groups and the broker, for those who ask. Of an open broker: as Apache Kafka 4.3.1 has
-said it, without an authorizer."""
-
-from collections.abc import AsyncIterator
+"""Authorized operations in responses. Those of an open broker are the ones that Apache Kafka 4.3.1 returns without an
+authorizer."""
 
 import pytest
-import pytest_asyncio
 
-from headrace.listeners.kafka.auth.operations import (
-    ALTER,
-    ALTER_CONFIGS,
-    CREATE,
-    DELETE,
-    DESCRIBE,
-    DESCRIBE_CONFIGS,
-    IDEMPOTENT_WRITE,
-    READ,
-    WRITE,
-)  # fmt: skip
+from headrace.listeners.kafka.auth.access import Operation
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.metadata import UNKNOWN_OPERATIONS
 from tests.listeners.kafka.group_members import beat_consumer, beat_share, commit
 from tests.listeners.kafka.logins import add, allow, logged_in
-from tests.listeners.kafka.world import Client, World, world_at
+from tests.listeners.kafka.world import Client, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ON_TOPIC, ON_GROUP, ON_CLUSTER = 3576, 3400, 8096
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        await opened.topic("t")
-        yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(world: World) -> Client:
-    return await world.client()
+async def prepare(world: World) -> None:
+    await world.topic("t")
 
 
 async def of_topic(client: Client, version: int, *, every: bool = False, ask: bool = True) -> tuple[int, int]:
-    """And of the cluster, which the versions of Metadata up to 10 say as well."""
+    """Authorized operations of topic and cluster; the latter are in Metadata up to version 10."""
     asked = {"include_topic_authorized_operations": ask}
     if version <= 10:
         asked["include_cluster_authorized_operations"] = ask
@@ -69,7 +48,7 @@ async def of_group(client: Client, api: Api, version: int, group: str, *, ask: b
 
 
 @pytest.mark.parametrize("version", [8, 9, 10, 11, 12, 13])
-async def test_who_asks_is_told_what_may_be_done_with_a_topic(client: Client, version: int) -> None:
+async def test_authorized_operations_of_a_topic(client: Client, version: int) -> None:
     for every in (False, True):
         topic, cluster = await of_topic(client, version, every=every)
         assert topic == ON_TOPIC
@@ -78,12 +57,12 @@ async def test_who_asks_is_told_what_may_be_done_with_a_topic(client: Client, ve
     assert await described_topic(client) == ON_TOPIC
 
 
-async def test_who_asks_is_told_what_may_be_done_with_the_broker(client: Client) -> None:
+async def test_authorized_operations_of_the_cluster(client: Client) -> None:
     assert await of_cluster(client) == ON_CLUSTER
     assert await of_cluster(client, ask=False) == UNKNOWN_OPERATIONS
 
 
-async def test_who_asks_is_told_what_may_be_done_with_a_group(client: Client) -> None:
+async def test_authorized_operations_of_a_group(client: Client) -> None:
     assert await commit(client, "classic") == 0
     assert (await beat_consumer(client, "consumer")).error_code == 0
     assert (await beat_share(client, "share")).error_code == 0
@@ -97,18 +76,18 @@ async def test_who_asks_is_told_what_may_be_done_with_a_group(client: Client) ->
     assert await of_group(client, Api.DESCRIBE_GROUPS, 6, "nobody's") == UNKNOWN_OPERATIONS
 
 
-async def test_a_user_is_told_its_own_rights_and_no_others(world: World) -> None:
+async def test_authorized_operations_are_those_of_the_user(world: World) -> None:
     await add(world, "ann")
-    looks = DESCRIBE | DESCRIBE_CONFIGS
+    looks = Operation.DESCRIBE | Operation.DESCRIBE_CONFIGS
     for right, on_topic, on_group in (
-        ("read", READ | looks, READ | DELETE | looks),
-        ("write", WRITE | looks, None),
-        ("configure", CREATE | DELETE | ALTER | ALTER_CONFIGS | looks, None),
+        ("read", Operation.READ | looks, Operation.READ | Operation.DELETE | looks),
+        ("write", Operation.WRITE | looks, None),
+        ("configure", Operation.CREATE | Operation.DELETE | Operation.ALTER | Operation.ALTER_CONFIGS | looks, None),
     ):
         await allow(world, "ann", **{right: ".*"})
         client = await logged_in(world, "ann")
         assert (await of_topic(client, 12))[0] == on_topic
         assert await described_topic(client) == on_topic
-        assert await of_cluster(client) == DESCRIBE | IDEMPOTENT_WRITE
+        assert await of_cluster(client) == Operation.DESCRIBE | Operation.IDEMPOTENT_WRITE
         told = await of_group(client, Api.DESCRIBE_GROUPS, 6, "classic")
         assert told == (on_group if on_group is not None else UNKNOWN_OPERATIONS), right

@@ -1,16 +1,15 @@
-"""Requests in, answers out in the order of the requests: one connection without a socket, and handlers of our own."""
+"""RequestPipeline: responses leave in request order. One connection without a socket, and handlers of the test."""
 
 import asyncio
 import contextlib
 import gc
 import struct
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from headrace.listeners.kafka.connection import Connection
 from headrace.listeners.kafka.dispatch import HANDLERS
@@ -18,14 +17,14 @@ from headrace.listeners.kafka.request_pipeline import Request
 from headrace.log.disk.disk import RealDisk
 from headrace.log.read.file_range import FileRange
 from headrace.wire.kafka.apis import Api
-from tests.listeners.kafka.world import World, world_at
+from tests.listeners.kafka.world import World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ANSWER_BYTES_AHEAD = 1 << 20
 
 
 class Wire:
-    """A transport that keeps what is written."""
+    """A transport that records the written bytes."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
@@ -57,12 +56,6 @@ class Wire:
         return 0
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        yield opened
-
-
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     """Produce requests that were started; the test answers them."""
@@ -73,7 +66,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
 
 @contextlib.contextmanager
 def connected(world: World, wire: Any = None) -> Iterator[tuple[Connection, Wire]]:
-    connection, wire = Connection(world.listener), wire or Wire()
+    connection, wire = world.listener.new_connection(), wire or Wire()
     connection.connection_made(wire)
     try:
         yield connection, wire
@@ -101,27 +94,27 @@ async def turn() -> None:
     await asyncio.sleep(0)
 
 
-async def test_answers_leave_in_the_order_of_requests_and_together(world: World, begun: list[Request]) -> None:
+async def test_responses_are_sent_in_request_order_and_together(world: World, begun: list[Request]) -> None:
     with connected(world) as (connection, wire):
         arrive(connection, b"".join(map(request, range(4))))
         assert [one.correlation_id for one in begun] == [0, 1, 2, 3]
         begun[2].answer([b"c"])
         begun[1].answer([b"b1", b"b2"])
         await turn()
-        assert wire.written == [], "the first is not answered"
+        assert wire.written == [], "the first request is not answered"
         begun[0].answer((b"a",))
         await turn()
         assert wire.written == [b"ab1b2c"]
         begun[3].answer(())
         await turn()
-        assert wire.written == [b"ab1b2c"], "there is no answer to acks=0"
+        assert wire.written == [b"ab1b2c"], "acks=0 has no response"
         assert (len(connection._waiting), connection._waiting_bytes, connection._answer_bytes) == (0, 0, 0)
         with pytest.raises(AssertionError, match="once"):
             begun[3].answer([b"d"])
 
 
-async def test_what_came_before_a_request_that_makes_no_sense_is_started(world: World, begun: list[Request]) -> None:
-    """In one read; nothing after it is, and the connection ends."""
+async def test_requests_before_a_malformed_one_are_started(world: World, begun: list[Request]) -> None:
+    """In one read; requests after it are not, and the connection closes."""
     no_api = request(1, key=99)
     for bad in (no_api, request(1, version=77), struct.pack(">i", 3) + b"\0\0\0", request(1, client=b"\xff\xfe")):
         begun.clear()
@@ -130,16 +123,16 @@ async def test_what_came_before_a_request_that_makes_no_sense_is_started(world: 
             assert [one.correlation_id for one in begun] == [0]
             assert wire.aborts == 1
             arrive(connection, request(3))
-            assert len(begun) == 1, "nothing is started any more"
+            assert len(begun) == 1, "no more requests are started"
 
 
-async def test_of_a_read_with_a_size_that_can_not_be_nothing_is_started(world: World, begun: list[Request]) -> None:
+async def test_nothing_is_started_of_a_read_with_an_invalid_size(world: World, begun: list[Request]) -> None:
     with connected(world) as (connection, wire):
         arrive(connection, request(0) + struct.pack(">i", -1))
         assert (begun, wire.aborts) == ([], 1)
 
 
-async def test_every_request_has_the_name_its_client_gave(world: World, begun: list[Request]) -> None:
+async def test_every_request_has_its_client_id(world: World, begun: list[Request]) -> None:
     names = [b"me", b"me", b"be", b"be-me", None, b"be-me", b"", "käfer".encode(), "käfer".encode(), b"me"]
     with connected(world) as (connection, _):
         for name in names:
@@ -158,8 +151,8 @@ async def test_a_flexible_header_is_read_with_its_tags(world: World, begun: list
         assert (len(begun), wire.aborts) == (3, 1)
 
 
-async def test_requests_wait_while_answers_are_not_written(world: World, begun: list[Request]) -> None:
-    """Of what one read brought; they are started when there is room, and their bytes count from then on."""
+async def test_requests_wait_while_responses_are_not_written(world: World, begun: list[Request]) -> None:
+    """The requests of one read start when there is room, and their bytes count from then on."""
     with connected(world) as (connection, wire):
         arrive(connection, request(0))
         connection.pause_writing()
@@ -176,10 +169,9 @@ async def test_requests_wait_while_answers_are_not_written(world: World, begun: 
         assert (len(begun), wire.is_paused) == (4, False)
 
 
-async def test_parts_of_files_behind_a_request_without_an_answer_take_no_memory(
-    world: World, begun: list[Request], tmp_path: Path
-) -> None:
-    """Whoever has much in memory is closed when that is short; what is in files frees nothing."""
+async def test_file_ranges_do_not_count_as_memory(world: World, begun: list[Request], tmp_path: Path) -> None:
+    """Connections with much in memory are closed when memory is short; closing one with file ranges would free
+    nothing."""
     (tmp_path / "segment").write_bytes(bytes(2 * ANSWER_BYTES_AHEAD))
     with connected(world) as (connection, wire), (tmp_path / "segment").open("rb") as segment:
         arrive(connection, request(0) + request(1))
@@ -187,7 +179,7 @@ async def test_parts_of_files_behind_a_request_without_an_answer_take_no_memory(
         begun[1].answer([b"head", part])
         assert connection.buffered_bytes == 4
         arrive(connection, request(2))
-        assert (len(begun), wire.is_paused) == (2, True), "what is ready is still enough"
+        assert (len(begun), wire.is_paused) == (2, True), "enough is ready already"
 
 
 async def test_no_more_than_128_requests_of_a_connection_are_under_way(world: World, begun: list[Request]) -> None:
@@ -207,34 +199,36 @@ async def test_no_more_than_128_requests_of_a_connection_are_under_way(world: Wo
         assert not wire.is_paused
 
 
-async def test_what_was_not_started_when_a_client_goes_never_is(world: World, begun: list[Request]) -> None:
-    heavy = world.listener.heavy
+async def test_requests_not_started_before_a_disconnect_never_start(world: World, begun: list[Request]) -> None:
+    heavy = world.listener.pipelines.heavy
     with connected(world) as (connection, wire):
         arrive(connection, b"".join(request(n, body=bytes(1000)) for n in range(200)))
-        assert world.listener.heavy == heavy + 1
+        assert world.listener.pipelines.heavy == heavy + 1
         begun[0].answer([b"ready, but nobody is there"])
-    assert world.listener.heavy == heavy
+    assert world.listener.pipelines.heavy == heavy
     begun[1].answer([b"too late"])
     await turn()
     assert (len(begun), wire.written, connection._waiting_bytes) == (128, [], 0)
 
 
-async def test_a_client_that_goes_while_its_answers_are_written_is_gone(world: World, begun: list[Request]) -> None:
+async def test_a_client_may_disconnect_while_its_responses_are_written(world: World, begun: list[Request]) -> None:
     class Breaking(Wire):
         def write(self, data: bytes) -> None:
             super().write(data)
             connection.connection_lost(BrokenPipeError())
 
-    heavy = world.listener.heavy
+    heavy = world.listener.pipelines.heavy
     with connected(world, Breaking()) as (connection, wire):
         arrive(connection, b"".join(request(n, body=bytes(1000)) for n in range(200)))
         begun[0].answer([b"x"])
         await turn()
         assert wire.written == [b"x"]
-        assert (len(begun), world.listener.heavy) == (128, heavy)
+        assert (len(begun), world.listener.pipelines.heavy) == (128, heavy)
 
 
-async def test_a_bug_in_one_connection_keeps_no_answers_of_others(world: World, begun: list[Request]) -> None:
+async def test_a_bug_in_one_connection_does_not_delay_the_responses_of_others(
+    world: World, begun: list[Request]
+) -> None:
     class Broken(Wire):
         def write(self, data: bytes) -> None:
             raise RuntimeError("a bug")
@@ -255,11 +249,11 @@ async def test_a_bug_in_one_connection_keeps_no_answers_of_others(world: World, 
         loop.set_exception_handler(None)
 
 
-async def test_small_reads_are_told_to_the_flow_too(
+async def test_small_reads_are_reported_to_the_flow_too(
     world: World, begun: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[int] = []
-    monkeypatch.setattr(world.listener.flow, "received", lambda _, size: told.append(size))
+    monkeypatch.setattr(world.context.flow, "received", lambda _, size: told.append(size))
     data = request(0, body=bytes(1000))
     with connected(world) as (one, _), connected(world) as (other, _):
         for _ in range(100):
@@ -269,10 +263,10 @@ async def test_small_reads_are_told_to_the_flow_too(
         assert 200 * len(data) - (64 << 10) < before <= 200 * len(data) + (64 << 10)
         assert len(told) < 10
         arrive(one, data[:500])
-        assert sum(told) > before, "what has begun is told at once"
+        assert sum(told) > before, "an incomplete request is reported at once"
 
 
-async def test_a_connection_that_is_closed_is_collected(world: World, begun: list[Request]) -> None:
+async def test_a_closed_connection_is_garbage_collected(world: World, begun: list[Request]) -> None:
     with connected(world) as (connection, _):
         arrive(connection, request(0) + request(1)[:7])
         begun[0].answer([b"x"])
@@ -284,7 +278,7 @@ async def test_a_connection_that_is_closed_is_collected(world: World, begun: lis
     assert gone() is None
 
 
-async def test_nobody_looks_at_the_buffer_of_a_request_but_who_answers_it(world: World, begun: list[Request]) -> None:
+async def test_only_the_handler_holds_the_buffer_of_a_request(world: World, begun: list[Request]) -> None:
     with connected(world) as (connection, _):
         arrive(connection, request(0, body=b"x"))
-        begun[0].buffer.append(1)  # BufferError if somebody still did
+        begun[0].buffer.append(1)  # BufferError if a view still existed

@@ -1,28 +1,15 @@
-"""Errors for idempotent producers: the codes that Apache Kafka 4.3.1 returned for the same requests."""
+"""Errors of idempotent producers: the codes that Apache Kafka 4.3.1 returned for the same requests."""
 
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from headrace.listeners.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
-from tests.listeners.kafka.world import Client, World, batch, world_at
+from tests.listeners.kafka.world import Client, World, batch
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(world: World) -> Client:
-    return await world.client()
 
 
 async def init(client: Client, name: str | None = None, **fields: Any) -> SimpleNamespace:
@@ -85,7 +72,7 @@ async def end(client: Client, name: str, producer: Any, version: int) -> int:
     return code
 
 
-async def test_a_producer_with_an_id_must_number_its_batches(world: World, client: Client) -> None:
+async def test_an_idempotent_producer_must_number_its_batches(world: World, client: Client) -> None:
     topic = await world.topic("unnumbered")
     producer = await init(client)
     assert (await send(client, topic, producer, -1)).error_code == Code.INVALID_RECORD
@@ -93,20 +80,21 @@ async def test_a_producer_with_an_id_must_number_its_batches(world: World, clien
     assert (await send(client, topic, producer, -1)).error_code == Code.INVALID_RECORD
 
 
-async def test_a_batch_that_is_not_of_the_open_transaction_is_refused_until_that_ends(
-    world: World, client: Client
-) -> None:
+async def test_a_non_transactional_batch_is_refused_during_a_transaction(world: World, client: Client) -> None:
     topic = await world.topic("beside")
     producer = await init(client, "beside")
     assert (await send(client, topic, producer, 0, of="beside", transactional=True)).error_code == 0
     assert (await send(client, topic, producer, 1)).error_code == Code.INVALID_TXN_STATE
-    assert (await send(client, topic, producer, 0)).base_offset == 0, "a repeated one is known by its number alone"
+    assert (await send(client, topic, producer, 0)).base_offset == 0, (
+        "a repeated batch is recognized by its sequence alone"
+    )
     assert await end(client, "beside", producer, 4) == 0
     assert (await send(client, topic, producer, 1)).error_code == 0
 
 
-async def test_the_first_batch_of_a_transaction_of_version_2_has_the_number_0(world: World, client: Client) -> None:
-    """One that is not was sent behind another that has not come: to take it would be to refuse that for ever."""
+async def test_the_first_batch_of_a_version_2_transaction_has_sequence_0(world: World, client: Client) -> None:
+    """Another sequence means that an earlier batch is still missing: accepting this one would refuse that one
+    forever."""
     topic = await world.topic("overtaken")
     producer = await init(client, "overtaken")
     early = await send(client, topic, producer, 1, of="overtaken", transactional=True)
@@ -115,8 +103,8 @@ async def test_the_first_batch_of_a_transaction_of_version_2_has_the_number_0(wo
     assert (await send(client, topic, producer, 1, of="overtaken", transactional=True)).base_offset == 1
 
 
-async def test_a_producer_that_is_not_of_version_2_may_start_at_any_number(world: World, client: Client) -> None:
-    """As in Kafka: its numbers go on from transaction to transaction, and the log may have forgotten it."""
+async def test_a_version_1_producer_may_start_at_any_sequence(world: World, client: Client) -> None:
+    """As in Kafka: its sequences continue across transactions, and the log may have forgotten the producer."""
     topic = await world.topic("forgotten")
     producer = await init(client, "forgotten")
     assert await add(client, "forgotten", producer, topic) == 0
@@ -124,7 +112,7 @@ async def test_a_producer_that_is_not_of_version_2_may_start_at_any_number(world
     assert (await send(client, topic, await init(client), 7)).error_code == 0
 
 
-async def test_a_batch_of_a_transaction_needs_a_transactional_id_in_its_request(world: World, client: Client) -> None:
+async def test_a_transactional_batch_needs_a_transactional_id_in_its_request(world: World, client: Client) -> None:
     topic = await world.topic("nameless")
     producer = await init(client, "nameless")
     for version in (11, 12):
@@ -133,10 +121,8 @@ async def test_a_batch_of_a_transaction_needs_a_transactional_id_in_its_request(
     assert (await send(client, topic, producer, 0, of="nameless", transactional=True)).base_offset == 0
 
 
-async def test_a_producer_that_did_not_add_a_partition_or_group_can_abort_if_its_version_allows(
-    world: World, client: Client
-) -> None:
-    """INVALID_TXN_STATE ends a Java producer; those since 3.8 know TRANSACTION_ABORTABLE."""
+async def test_a_partition_or_group_that_was_not_added_is_abortable(world: World, client: Client) -> None:
+    """INVALID_TXN_STATE is fatal to a Java producer; since 3.8 they know TRANSACTION_ABORTABLE."""
     topic = await world.topic("not-added")
     producer = await init(client, "not-added")
     for version, code in ((9, Code.INVALID_TXN_STATE), (10, Code.INVALID_TXN_STATE), (11, Code.TRANSACTION_ABORTABLE)):
@@ -150,12 +136,12 @@ async def test_a_producer_that_did_not_add_a_partition_or_group_can_abort_if_its
     "said", [{"producer_id": 3, "producer_epoch": -1}, {"producer_id": -1, "producer_epoch": 3}], ids=str
 )
 @pytest.mark.parametrize("name", [None, "half"])
-async def test_an_incomplete_previous_instance_is_refused(client: Client, name: str | None, said: Any) -> None:
+async def test_a_producer_id_without_an_epoch_is_refused(client: Client, name: str | None, said: Any) -> None:
     refused = await init(client, name, **said)
     assert (refused.error_code, refused.producer_id, refused.producer_epoch) == (Code.INVALID_REQUEST, -1, -1)
 
 
-async def test_an_empty_transactional_id_is_no_producers(world: World, client: Client) -> None:
+async def test_an_empty_transactional_id_is_refused(world: World, client: Client) -> None:
     topic = await world.topic("empty-id")
     producer = await init(client, "empty-id")
     assert await add(client, "", producer, topic) == Code.INVALID_REQUEST

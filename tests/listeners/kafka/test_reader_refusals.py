@@ -1,28 +1,15 @@
-"""What readers are told at the edges: the answers that Apache Kafka 4.3.1 gave to the same requests."""
+"""Edge cases of readers: the responses that Apache Kafka 4.3.1 gave to the same requests."""
 
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from headrace.listeners.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
-from tests.listeners.kafka.world import Client, World, batch, world_at
+from tests.listeners.kafka.world import Client, World, batch
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(world: World) -> Client:
-    return await world.client()
 
 
 async def end_of_epoch(client: Client, topic: str, epoch: int) -> tuple[int, int, int]:
@@ -34,8 +21,8 @@ async def end_of_epoch(client: Client, topic: str, epoch: int) -> tuple[int, int
     return part.error_code, part.leader_epoch, part.end_offset
 
 
-async def test_who_waits_at_an_empty_log_is_not_told_that_something_was_cut(world: World, client: Client) -> None:
-    """A consumer that is told of no epoch goes to the end, and past what was written there since."""
+async def test_a_reader_of_an_empty_log_sees_no_truncation(world: World, client: Client) -> None:
+    """A consumer that gets no epoch resets to the end, and skips records that were written meanwhile."""
     topic = await world.topic("waited-at")
     log = world.broker.streams.get(topic).partitions[0].log
     assert await end_of_epoch(client, topic, 0) == (0, 0, 0)
@@ -47,7 +34,7 @@ async def test_who_waits_at_an_empty_log_is_not_told_that_something_was_cut(worl
     assert await end_of_epoch(client, topic, 7) == (0, 7, 2)
 
 
-async def test_an_epoch_from_before_the_first_record_ends_where_the_log_begins(world: World, client: Client) -> None:
+async def test_an_epoch_before_the_first_record_ends_at_the_log_start(world: World, client: Client) -> None:
     topic = await world.topic("trimmed")
     log = world.broker.streams.get(topic).partitions[0].log
     log.epoch = 7
@@ -61,7 +48,7 @@ async def test_an_epoch_from_before_the_first_record_ends_where_the_log_begins(w
 @pytest.mark.parametrize(
     ("timestamp", "since"), [(-1, 1), (-2, 1), (-3, 7), (-4, 8), (-5, 9), (-6, 11), (-7, 1000), (-1000, 1000)]
 )
-async def test_a_time_that_stands_for_a_place_is_one_from_the_version_on_that_has_it(
+async def test_special_timestamps_need_the_version_that_defines_them(
     world: World, client: Client, timestamp: int, since: int
 ) -> None:
     topic = await world.topic(f"places{timestamp}")
@@ -86,18 +73,16 @@ async def session_fetch(
     )  # fmt: skip
 
 
-async def test_a_fetch_that_is_wrong_about_its_session_is_answered_without_one(world: World, client: Client) -> None:
+async def test_a_fetch_with_a_wrong_session_epoch_gets_an_error(world: World, client: Client) -> None:
     topic = await world.topic("sessions")
     session = (await session_fetch(client, topic, 0, 0, 0)).session_id
     assert session > 0
     wrong = await session_fetch(client, topic, session, 5)
     assert (wrong.error_code, wrong.session_id) == (Code.INVALID_FETCH_SESSION_EPOCH, 0)
-    assert (await session_fetch(client, topic, session, 1)).error_code == 0, "it is there as before"
+    assert (await session_fetch(client, topic, session, 1)).error_code == 0, "the session still exists"
 
 
-async def test_a_partition_that_a_session_is_to_take_in_and_to_forget_is_forgotten(
-    world: World, client: Client
-) -> None:
+async def test_a_partition_both_added_and_forgotten_is_forgotten(world: World, client: Client) -> None:
     topic = await world.topic("both", 2)
     for number in range(2):
         await client.produce(topic, batch(b"a"), partition=number)

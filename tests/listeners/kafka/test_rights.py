@@ -1,7 +1,7 @@
-"""What a user may do at the Kafka listener: every API, with each right alone."""
+"""Authorization: every API with each permission alone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -15,23 +15,23 @@ from headrace.wire.kafka.apis import VERSIONS, Api
 from headrace.wire.kafka.schema import request_entity
 from tests.listeners.kafka.logins import add, allow, logged_in
 from tests.listeners.kafka.test_every_version import FILLED, TOPIC, only_known
-from tests.listeners.kafka.world import Client, World, batch, world_at
+from tests.listeners.kafka.world import Client, World, batch
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TOPIC_REFUSED, GROUP_REFUSED = Code.TOPIC_AUTHORIZATION_FAILED, Code.GROUP_AUTHORIZATION_FAILED
 CLUSTER_REFUSED, ID_REFUSED = Code.CLUSTER_AUTHORIZATION_FAILED, Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 REFUSALS = {TOPIC_REFUSED, GROUP_REFUSED, CLUSTER_REFUSED, ID_REFUSED}
 READ, WRITE, CONFIGURE, ANY = {"read"}, {"write"}, {"configure"}, {"read", "write", "configure"}
-NONE: set[str] = set()  # no right is enough
+NONE: set[str] = set()  # no permission is enough
 
-# Which single right each API is satisfied with, and what it says without.
+# The single permission that each API needs, and its error code without it.
 NEEDED: dict[Api, tuple[set[str], Code]] = {
     Api.PRODUCE: (WRITE, TOPIC_REFUSED),
     Api.FETCH: (READ, TOPIC_REFUSED),
     Api.LIST_OFFSETS: (READ, TOPIC_REFUSED),
     Api.OFFSET_FOR_LEADER_EPOCH: (READ, TOPIC_REFUSED),
     Api.DESCRIBE_PRODUCERS: (READ, TOPIC_REFUSED),
-    Api.METADATA: (CONFIGURE, TOPIC_REFUSED),  # it names topics to be made
+    Api.METADATA: (CONFIGURE, TOPIC_REFUSED),  # it names new topics
     Api.DESCRIBE_TOPIC_PARTITIONS: (ANY, TOPIC_REFUSED),
     Api.CREATE_TOPICS: (CONFIGURE, TOPIC_REFUSED),
     Api.DELETE_TOPICS: (CONFIGURE, TOPIC_REFUSED),
@@ -81,9 +81,9 @@ FREE = {
     *(Api.API_VERSIONS, Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE, Api.DESCRIBE_CLUSTER),
     *(Api.GET_TELEMETRY_SUBSCRIPTIONS, Api.PUSH_TELEMETRY, Api.DESCRIBE_ACLS, Api.CREATE_ACLS, Api.DELETE_ACLS),
 }
-LISTS = {Api.LIST_GROUPS, Api.LIST_TRANSACTIONS}  # leave out what is not for the user
-BY_NAME = {Api.FETCH: 12, Api.OFFSET_COMMIT: 9, Api.OFFSET_FETCH: 9}  # the last versions before ids
-# What FILLED asks for that needs something else besides.
+LISTS = {Api.LIST_GROUPS, Api.LIST_TRANSACTIONS}  # they omit resources without permission
+BY_NAME = {Api.FETCH: 12, Api.OFFSET_COMMIT: 9, Api.OFFSET_FETCH: 9}  # the last versions with topic names
+# Requests of FILLED that need another permission, too.
 ASKED: dict[Api, dict[str, Any]] = {
     Api.DESCRIBE_CONFIGS: {"resources": [{"resource_type": 2, "resource_name": TOPIC, "configuration_keys": None}]},
     Api.DELETE_TOPICS: {"topics": [{"name": "gone"}]},
@@ -93,14 +93,11 @@ ASKED: dict[Api, dict[str, Any]] = {
 }
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        await opened.topic(TOPIC)
-        await add(opened, "root", tags="administrator")
-        await add(opened, "ann", permission=None)
-        await opened.broker.users.remove_user(GUEST)
-        yield opened
+async def prepare(world: World) -> None:
+    await world.topic(TOPIC)
+    await add(world, "root", tags="administrator")
+    await add(world, "ann", permission=None)
+    await world.broker.users.remove_user(GUEST)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -114,7 +111,7 @@ async def ann(world: World) -> Client:
 
 
 def codes(answer: Any) -> Iterator[int]:
-    """Every error code in an answer, all the way down."""
+    """Every error code in a response, recursively."""
     if isinstance(answer, list):
         for one in answer:
             yield from codes(one)
@@ -136,33 +133,31 @@ def end_of(world: World, topic: str = TOPIC) -> int:
     return int(world.broker.streams.get(topic).partitions[0].log.visible_end)
 
 
-async def test_every_api_is_refused_to_who_has_no_right_and_changes_nothing(world: World, ann: Client) -> None:
-    assert NEEDED.keys() | FREE | LISTS == VERSIONS.keys(), "a new API belongs in the table"
+async def test_every_api_is_refused_without_permission_and_changes_nothing(world: World, ann: Client) -> None:
+    assert NEEDED.keys() | FREE | LISTS == VERSIONS.keys(), "add the new API to the table"
     before = end_of(world), sorted(world.broker.streams.names("/"))
     for api, (_, code) in NEEDED.items():
         found = await ask(ann, api)
         assert code in found, (api, found)
-        assert found <= REFUSALS | {0, Code.INVALID_TOPIC}, (api, found)  # 0: of the answer as a whole
+        assert found <= REFUSALS | {0, Code.INVALID_TOPIC}, (api, found)  # 0: of the whole response
     assert (end_of(world), sorted(world.broker.streams.names("/"))) == before
-    assert world.listener.coordination.groups.listing() == []
+    assert world.context.coordination.groups.listing() == []
 
 
-async def test_every_version_has_words_for_a_refusal(
-    world: World, ann: Client, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_every_version_reports_a_refusal(world: World, ann: Client, caplog: pytest.LogCaptureFixture) -> None:
     await allow(world, "ann")
     before = end_of(world), sorted(world.broker.streams.names("/"))
     for api in NEEDED:
         for version in range(3 if api is Api.PRODUCE else VERSIONS[api].lowest, VERSIONS[api].highest + 1):
             allowed = {code for code in await ask(ann, api, version) if code not in REFUSALS}
-            # Some have no place for an error, and ids of no topic are nobody's.
+            # Some have no place for an error, and unknown topic ids need no permission.
             assert allowed <= {0, Code.INVALID_TOPIC, Code.UNKNOWN_TOPIC_ID}, (api, version, allowed)
     assert (end_of(world), sorted(world.broker.streams.names("/"))) == before
     assert [one for one in caplog.records if one.levelname == "ERROR"] == []
 
 
 @pytest.mark.parametrize("right", ["read", "write", "configure"])
-async def test_each_right_opens_what_the_table_says(world: World, ann: Client, right: str) -> None:
+async def test_each_permission_allows_the_apis_in_the_table(world: World, ann: Client, right: str) -> None:
     await allow(world, "ann", **{right: ".*"})
     for api, (enough, _) in NEEDED.items():
         if api is Api.DELETE_TOPICS and "gone" not in world.broker.streams.names("/"):
@@ -171,7 +166,7 @@ async def test_each_right_opens_what_the_table_says(world: World, ann: Client, r
         assert bool(refused) == (right not in enough), (api, right, refused)
 
 
-async def test_the_broker_itself_is_for_its_administrator(world: World, root: Client) -> None:
+async def test_broker_apis_need_an_administrator(world: World, root: Client) -> None:
     for api, (_, code) in NEEDED.items():
         if code == CLUSTER_REFUSED:
             assert not REFUSALS & await ask(root, api), api
@@ -187,7 +182,7 @@ async def test_the_broker_itself_is_for_its_administrator(world: World, root: Cl
     assert answer.results[0].error_code == CLUSTER_REFUSED
 
 
-async def test_nothing_of_a_refused_produce_is_stored_and_the_rest_of_the_request_is(world: World, ann: Client) -> None:
+async def test_refused_partitions_of_a_produce_are_not_stored_and_the_others_are(world: World, ann: Client) -> None:
     await world.topic("mine")
     await allow(world, "ann", write="^mine$")
     before = end_of(world)
@@ -202,11 +197,13 @@ async def test_nothing_of_a_refused_produce_is_stored_and_the_rest_of_the_reques
         ],
     )
     found = {one.name: one.partition_responses[0].error_code for one in answer.responses}
-    assert found == {TOPIC: TOPIC_REFUSED, "mine": 0, "nowhere": TOPIC_REFUSED}, "whether it is there is not said"
+    assert found == {TOPIC: TOPIC_REFUSED, "mine": 0, "nowhere": TOPIC_REFUSED}, (
+        "it does not reveal whether the topic exists"
+    )
     assert (end_of(world), end_of(world, "mine")) == (before, 1)
 
 
-async def test_a_right_that_is_taken_away_is_gone_with_the_next_request(world: World, ann: Client) -> None:
+async def test_a_revoked_permission_is_gone_with_the_next_request(world: World, ann: Client) -> None:
     await allow(world, "ann", write="t", read="t")
     assert (await ann.produce(TOPIC, batch(b"a"))).error_code == 0
     await allow(world, "ann", read="t")
@@ -220,7 +217,7 @@ async def test_a_right_that_is_taken_away_is_gone_with_the_next_request(world: W
     assert (await ann.produce(TOPIC, batch(b"b"))).error_code == 0
 
 
-async def test_a_fetch_that_waits_is_not_answered_with_what_may_not_be_read_any_more(
+async def test_a_waiting_fetch_does_not_return_topics_whose_permission_was_revoked(
     world: World, ann: Client, root: Client
 ) -> None:
     await allow(world, "ann", read="t")
@@ -233,7 +230,7 @@ async def test_a_fetch_that_waits_is_not_answered_with_what_may_not_be_read_any_
     assert (answer.error_code, answer.records) == (TOPIC_REFUSED, b"")
 
 
-async def test_lists_show_what_is_for_the_user(world: World, ann: Client, root: Client) -> None:
+async def test_lists_include_only_permitted_resources(world: World, ann: Client, root: Client) -> None:
     for name in ("seen", "hidden"):
         await world.topic(f"{name}-topic")
         await root.call(
@@ -253,18 +250,18 @@ async def test_lists_show_what_is_for_the_user(world: World, ann: Client, root: 
     assert [one.transactional_id for one in listed.transaction_states] == ["seen-id"]
     await allow(world, "ann", read="group$", write="")
     answer = await ann.call(Api.OFFSET_FETCH, 8, groups=[{"group_id": "seen-group", "topics": None}])
-    assert answer.groups[0].topics == [], "offsets of topics that may not be read"
+    assert answer.groups[0].topics == [], "offsets of topics without permission are omitted"
 
 
-async def test_topics_are_asked_for_by_their_names_when_ids_are_given(world: World, ann: Client) -> None:
-    topic_id = world.listener.topics.id_of(world.broker.streams.get(TOPIC))
+async def test_topic_ids_are_authorized_by_the_topics_name(world: World, ann: Client) -> None:
+    topic_id = world.context.topics.id_of(world.broker.streams.get(TOPIC))
     await allow(world, "ann")
     wanted = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}
     topics = [{"topic_id": topic_id, "partitions": [wanted]}]
     answer = await ann.call(Api.FETCH, 15, topics=topics, session_epoch=-1)
     assert answer.responses[0].partitions[0].error_code == TOPIC_REFUSED
     described = (await ann.call(Api.METADATA, 12, topics=[{"topic_id": topic_id}])).topics[0]
-    assert (described.error_code, described.name) == (TOPIC_REFUSED, None), "its name is not said"
+    assert (described.error_code, described.name) == (TOPIC_REFUSED, None), "its name is not revealed"
     gone = (await ann.call(Api.DELETE_TOPICS, 6, topics=[{"topic_id": topic_id}])).responses[0]
     assert (gone.error_code, gone.name) == (TOPIC_REFUSED, None)
     await allow(world, "ann", read="t")
@@ -272,10 +269,10 @@ async def test_topics_are_asked_for_by_their_names_when_ids_are_given(world: Wor
     assert answer.responses[0].partitions[0].error_code == 0
 
 
-async def test_a_transactional_batch_takes_the_right_on_its_producers_id(
+async def test_a_transactional_batch_needs_the_permission_on_its_producers_transactional_id(
     world: World, ann: Client, root: Client
 ) -> None:
-    """Whichever id the request names: who knows the number of another's producer is not that producer."""
+    """Regardless of the id in the request: knowing a producer id must not be enough to write as that producer."""
     made = await root.call(Api.INIT_PRODUCER_ID, 1, transactional_id="roots", transaction_timeout=60_000)
     await root.call(
         Api.ADD_PARTITIONS_TO_TXN,
@@ -312,19 +309,19 @@ async def test_a_transactional_batch_takes_the_right_on_its_producers_id(
     assert ended.error_code == 0
 
 
-async def test_a_group_may_be_shared_and_its_topics_not(world: World, ann: Client) -> None:
+async def test_permission_on_a_group_does_not_include_its_topics(world: World, ann: Client) -> None:
     await allow(world, "ann", read="^g$")
     topics = [{"name": TOPIC, "partitions": [{"partition_index": 0, "committed_offset": 1}]}]
     fields = {"group_id": "g", "generation_id_or_member_epoch": -1, "topics": topics}
     answer = await ann.call(Api.OFFSET_COMMIT, 8, **fields)
     assert answer.topics[0].partitions[0].error_code == TOPIC_REFUSED
-    assert world.listener.coordination.groups.offsets.get("g", TOPIC, 0) is None
+    assert world.context.coordination.groups.offsets.get("g", TOPIC, 0) is None
     asked = {"group_id": "c", "member_id": "m", "subscribed_topic_names": [TOPIC], "rebalance_timeout": 1000}
     await allow(world, "ann", read="^c$")
     assert (await ann.call(Api.CONSUMER_GROUP_HEARTBEAT, 1, **asked)).error_code == TOPIC_REFUSED
 
 
-async def test_topics_may_be_read_and_a_group_not(world: World, ann: Client, root: Client) -> None:
+async def test_permission_on_topics_does_not_include_a_group(world: World, ann: Client, root: Client) -> None:
     topics = [{"name": TOPIC, "partitions": [{"partition_index": 0, "committed_offset": 1}]}]
     await root.call(Api.OFFSET_COMMIT, 8, group_id="theirs", generation_id_or_member_epoch=-1, topics=topics)
     await root.call(Api.INIT_PRODUCER_ID, 1, transactional_id="anns", transaction_timeout=1000)
@@ -335,7 +332,7 @@ async def test_topics_may_be_read_and_a_group_not(world: World, ann: Client, roo
     assert answer.topics[0].partitions[0].error_code == GROUP_REFUSED
     answer = await ann.call(Api.TXN_OFFSET_COMMIT, 3, transactional_id="anns", **fields)
     assert answer.topics[0].partitions[0].error_code == GROUP_REFUSED
-    kept = world.listener.coordination.groups.offsets.get("theirs", TOPIC, 0)
+    kept = world.context.coordination.groups.offsets.get("theirs", TOPIC, 0)
     assert kept is not None and kept.offset == 1
     wanted = {"group_id": "theirs", "topics": [{"name": TOPIC, "partition_indexes": [0]}]}
     for version in (1, 7):
@@ -346,10 +343,10 @@ async def test_topics_may_be_read_and_a_group_not(world: World, ann: Client, roo
     gone = [{"name": TOPIC, "partitions": [{"partition_index": 0}]}]
     answer = await ann.call(Api.OFFSET_DELETE, 0, group_id="theirs", topics=gone)
     assert answer.topics[0].partitions[0].error_code == TOPIC_REFUSED
-    assert world.listener.coordination.groups.offsets.get("theirs", TOPIC, 0) == kept
+    assert world.context.coordination.groups.offsets.get("theirs", TOPIC, 0) == kept
 
 
-async def test_transactions_are_found_by_who_may_write_to_them(world: World, ann: Client, root: Client) -> None:
+async def test_transactions_are_visible_to_users_who_may_write_to_them(world: World, ann: Client, root: Client) -> None:
     made = await root.call(Api.INIT_PRODUCER_ID, 1, transactional_id="open", transaction_timeout=60_000)
     who = {"producer_id": made.producer_id, "producer_epoch": made.producer_epoch}
     await root.call(
@@ -366,15 +363,13 @@ async def test_transactions_are_found_by_who_may_write_to_them(world: World, ann
     await allow(world, "ann", write="^open$")
     assert set(codes(await ann.call(Api.FIND_COORDINATOR, 4, key_type=1, coordinator_keys=["open"]))) == {0}
     [state] = (await ann.call(Api.DESCRIBE_TRANSACTIONS, 0, transactional_ids=["open"])).transaction_states
-    assert (state.error_code, state.topics) == (0, []), "without the topics that are not for the user"
+    assert (state.error_code, state.topics) == (0, []), "topics without permission are omitted"
     assert (await ann.call(Api.END_TXN, 3, transactional_id="open", committed=False, **who)).error_code == 0
 
 
-async def test_a_share_group_is_given_no_topic_that_its_member_may_not_read(
-    world: World, ann: Client, root: Client
-) -> None:
+async def test_a_share_group_member_gets_no_topic_that_it_may_not_read(world: World, ann: Client, root: Client) -> None:
     await world.topic("shared")
-    topic_id = world.listener.topics.id_of(world.broker.streams.get("shared"))
+    topic_id = world.context.topics.id_of(world.broker.streams.get("shared"))
     await allow(world, "ann", read="^(shared|anns)$")
     member = {"group_id": "anns", "member_id": "AAAAAAAAAAAAAAAAAAAAAA"}
     joined = await ann.call(Api.SHARE_GROUP_HEARTBEAT, 1, **member, subscribed_topic_names=["shared"])
@@ -407,9 +402,7 @@ async def test_a_share_group_is_given_no_topic_that_its_member_may_not_read(
     assert [one.topic_name for one in group.topics] == ["shared"], "it is there"
 
 
-async def test_settings_of_groups_are_read_by_readers_and_changed_by_those_who_configure(
-    world: World, ann: Client
-) -> None:
+async def test_group_configs_need_read_to_describe_and_configure_to_alter(world: World, ann: Client) -> None:
     await allow(world, "ann", read="^anns$", configure="^theirs$")
     change = [{"name": "share.auto.offset.reset", "config_operation": 0, "value": "earliest"}]
     for name, described, altered in (("anns", 0, GROUP_REFUSED), ("theirs", GROUP_REFUSED, 0)):
@@ -421,23 +414,23 @@ async def test_settings_of_groups_are_read_by_readers_and_changed_by_those_who_c
         assert answer.responses[0].error_code == altered
 
 
-async def test_a_subscription_by_pattern_is_for_topics_that_may_be_read(world: World, ann: Client) -> None:
+async def test_a_subscription_pattern_matches_only_readable_topics(world: World, ann: Client) -> None:
     for topic in ("p-read", "p-written", "p-hidden"):
         await world.topic(topic)
     await allow(world, "ann", read="^(p-read|p-group)$", write="^p-written$")
     fields: dict[str, Any] = {"group_id": "p-group", "member_id": "m", "rebalance_timeout": 1000}
     first = {**fields, "subscribed_topic_regex": "p-.*", "topic_partitions": []}
     answer = await ann.call(Api.CONSUMER_GROUP_HEARTBEAT, 1, **first)
-    wanted = world.listener.topics.id_of(world.broker.streams.get("p-read"))
+    wanted = world.context.topics.id_of(world.broker.streams.get("p-read"))
     assert [one.topic_id for one in answer.assignment.topic_partitions] == [wanted]
     await allow(world, "ann", read="^(p-read|p-written|p-group)$")
     answer = await ann.call(Api.CONSUMER_GROUP_HEARTBEAT, 1, **{**fields, "member_epoch": answer.member_epoch})
-    assert len(answer.assignment.topic_partitions) == 2, "and what it may read is as of now"
+    assert len(answer.assignment.topic_partitions) == 2, "with the permissions as of now"
 
 
-async def test_a_refusal_is_in_the_log_once(world: World, ann: Client, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refusal_is_logged_once(world: World, ann: Client, caplog: pytest.LogCaptureFixture) -> None:
     await allow(world, "ann")
     for _ in range(3):
         assert (await ann.produce(TOPIC, batch(b"a"))).error_code == TOPIC_REFUSED
-    said = [one.getMessage() for one in caplog.records if "no right to write topic 't'" in one.getMessage()]
+    said = [one.getMessage() for one in caplog.records if "no permission to write topic 't'" in one.getMessage()]
     assert len(said) == 1 and "user 'ann'" in said[0]

@@ -1,4 +1,4 @@
-"""A thousand partitions in one session, a thousand connections: bounded, idle for nothing, and gone without a trace."""
+"""Scale: a thousand partitions in one session and a thousand connections cost nothing while idle and leave no trace."""
 
 import asyncio
 import gc
@@ -26,7 +26,7 @@ def produce_body(topic: str, data: bytes) -> bytes:
     return written(make(load_request_schema(Api.PRODUCE, 9), {"acks": -1, "timeout": 1000, "topic_data": topics}))
 
 
-async def test_a_session_of_a_thousand_partitions_says_only_what_is_new(tmp_path: Path) -> None:
+async def test_a_session_of_a_thousand_partitions_returns_only_changes(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("wide", PARTITIONS)
         client = await world.client()
@@ -49,7 +49,7 @@ async def test_a_session_of_a_thousand_partitions_says_only_what_is_new(tmp_path
         assert len(log._waiters) <= 1, "one watch for all those fetches"
 
 
-async def test_r5_connections_that_go_leave_nothing_behind(tmp_path: Path) -> None:
+async def test_r5_closed_connections_leave_nothing_behind(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         for _ in range(2):
@@ -63,14 +63,14 @@ async def test_r5_connections_that_go_leave_nothing_behind(tmp_path: Path) -> No
         while len(world.listener.connections) > 1:
             await keeper.call(Api.API_VERSIONS, 3)
         gc.collect()
-        assert len(world.listener.sessions) == len(world.listener.share_sessions) == 0
-        assert not world.listener._tasks
+        assert len(world.context.fetch_sessions.by_id) == len(world.context.share_sessions.by_key) == 0
+        assert not world.context._tasks
 
 
-async def test_producers_share_the_memory_that_waits_for_the_disk(
+async def test_producers_share_the_memory_of_requests_that_wait_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each may have little waiting, so that all of them together do not have much; everything is stored."""
+    """Each gets a small share, so that all together stay within the limit; everything is stored."""
     monkeypatch.setattr(request_pipeline, "LISTENER_BYTES_WAITING_MAX", 4 << 20)
     async with world_at(tmp_path) as world:
         await world.topic("t")
@@ -87,12 +87,12 @@ async def test_producers_share_the_memory_that_waits_for_the_disk(
         for client in clients:
             for _ in range(4):
                 assert await client.receive()
-        # One request of each is always taken, and the one that fills a share is taken whole.
+        # One request of each is always accepted, and the one that exceeds a share is accepted completely.
         assert most <= 8 * 2 * (len(body) + 100)
-        assert world.listener.heavy == 0
+        assert world.listener.pipelines.heavy == 0
 
 
-async def test_spare_buffers_are_given_back_when_memory_is_short_or_nobody_needs_them(tmp_path: Path) -> None:
+async def test_spare_buffers_are_released_when_memory_is_short_or_they_are_unused(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -104,27 +104,27 @@ async def test_spare_buffers_are_given_back_when_memory_is_short_or_nobody_needs
             assert spare.held_bytes() == 0
 
 
-async def test_a_thousand_long_polls_cost_nothing_until_their_record_comes(
+async def test_a_thousand_long_polls_cost_nothing_until_their_record_arrives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each connection looks when it asks and when it is woken, however much happens elsewhere."""
+    """Each fetch reads when it arrives and when its own partition fires, regardless of other traffic."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 4 * LONG_POLLS:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4 * LONG_POLLS), hard))
     looks = 0
-    look = fetch.Fetch._read
+    look = fetch.Fetch._read_all
 
     def counted(self: fetch.Fetch) -> Any:
         nonlocal looks
         looks += 1
         return look(self)
 
-    monkeypatch.setattr(fetch.Fetch, "_read", counted)
+    monkeypatch.setattr(fetch.Fetch, "_read_all", counted)
     wanted = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
     asked = {"max_wait": 280_000, "min_bytes": 1, "max_bytes": 1 << 24, "session_epoch": -1}
     topics = [{"topic": "quiet", "partitions": [wanted]}]
     body = written(make(load_request_schema(Api.FETCH, 12), {**asked, "topics": topics}))
-    async with world_at(tmp_path, read_wait_ms_max=280_000) as world:  # nobody's patience ends before the test does
+    async with world_at(tmp_path, read_wait_ms_max=280_000) as world:  # no fetch times out during the test
         await world.topic("quiet")
         await world.topic("busy")
         clients = [await world.client() for _ in range(LONG_POLLS)]

@@ -4,11 +4,10 @@ import base64
 import hashlib
 import logging
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
-import pytest_asyncio
 
 from headrace.broker.access import scram_keys
 from headrace.broker.access.users import GUEST
@@ -27,15 +26,12 @@ HEADER = "n,,"
 NONCE = "fyko+d2lbbFgONRv9qkxdawL"
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        await opened.topic("t")
-        await add(opened, "ann")
-        await add(opened, "a,b=c")
-        await add(opened, "root", tags="administrator")
-        await opened.broker.users.remove_user(GUEST)
-        yield opened
+async def prepare(world: World) -> None:
+    await world.topic("t")
+    await add(world, "ann")
+    await add(world, "a,b=c")
+    await add(world, "root", tags="administrator")
+    await world.broker.users.remove_user(GUEST)
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +43,7 @@ def no_bug(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Login:
-    """A client's side of RFC 5802, which can be told to lie."""
+    """The client side of RFC 5802, with options to send wrong values."""
 
     def __init__(self, name: str, password: str = PASSWORD, mechanism: str = scram_keys.SHA256) -> None:
         self.mechanism, self._password = mechanism, password
@@ -96,7 +92,7 @@ async def is_let_in(client: Client, one: Login) -> bool:
         assert "invalid credentials with SASL mechanism SCRAM-SHA-" in answer.error_message
         assert await client.is_closed()
         return False
-    assert one.believes(answer.auth_bytes), "and the client knows that it is the right broker"
+    assert one.believes(answer.auth_bytes), "the client can verify the broker"
     return (await client.call(Api.METADATA, 9, topics=None)).topics[0].name == "t"
 
 
@@ -116,14 +112,16 @@ async def test_the_example_of_rfc_7677() -> None:
 
 @pytest.mark.parametrize("mechanism", BOTH)
 @pytest.mark.parametrize("name", ["ann", "a,b=c"])
-async def test_the_right_password_lets_in_and_the_connection_says_how(world: World, mechanism: str, name: str) -> None:
+async def test_the_right_password_logs_in_and_the_connection_shows_its_mechanism(
+    world: World, mechanism: str, name: str
+) -> None:
     client = await world.client()
     assert await is_let_in(client, Login(name, mechanism=mechanism))
     shown = [(one.describe()["user"], one.describe()["auth_mechanism"]) for one in world.broker.clients.all()]
     assert (name, mechanism) in shown
 
 
-async def test_the_old_way_of_tokens_that_are_no_requests(world: World) -> None:
+async def test_raw_tokens_of_old_clients_are_accepted(world: World) -> None:
     client, one = await world.client(), Login("ann")
     await client.call(Api.SASL_HANDSHAKE, 0, mechanism=one.mechanism)
     client.send_bytes(struct.pack(">i", len(one.first)) + one.first)
@@ -134,7 +132,7 @@ async def test_the_old_way_of_tokens_that_are_no_requests(world: World) -> None:
 
 
 @pytest.mark.parametrize("mechanism", BOTH)
-async def test_a_wrong_password_is_refused_and_is_in_no_log(
+async def test_a_wrong_password_is_refused_and_not_logged(
     world: World, mechanism: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert not await is_let_in(await world.client(), Login("ann", "guessed", mechanism))
@@ -142,7 +140,7 @@ async def test_a_wrong_password_is_refused_and_is_in_no_log(
     assert "guessed" not in caplog.text
 
 
-async def test_a_user_who_is_not_there_gets_as_far_as_one_who_is_and_the_same_salt_each_time(world: World) -> None:
+async def test_an_unknown_user_gets_a_constant_salt_and_is_refused_last(world: World) -> None:
     salts = set()
     for _ in range(2):
         client, one = await world.client(), Login("nobody")
@@ -171,7 +169,7 @@ async def test_a_user_who_is_not_there_gets_as_far_as_one_who_is_and_the_same_sa
         b"\xff" * 5000,
     ],
 )
-async def test_a_first_message_that_is_none_of_scrams_is_refused(world: World, token: bytes) -> None:
+async def test_an_invalid_first_message_is_refused(world: World, token: bytes) -> None:
     client = await world.client()
     await client.call(Api.SASL_HANDSHAKE, 1, mechanism=scram_keys.SHA256)
     assert (await send(client, token)).error_code == Code.SASL_AUTHENTICATION_FAILED
@@ -183,7 +181,7 @@ async def test_a_first_message_that_is_none_of_scrams_is_refused(world: World, t
     [{"nonce": NONCE}, {"nonce": "other"}, {"header": "y,,"}, {"header": ""}],
     ids=["half a nonce", "another nonce", "another header", "no header"],
 )
-async def test_a_last_message_of_another_login_is_refused(world: World, lie: dict[str, str]) -> None:
+async def test_a_final_message_of_another_login_is_refused(world: World, lie: dict[str, str]) -> None:
     client, one = await world.client(), Login("ann")
     answer = await begin(client, one)
     assert (await send(client, one.final(answer, **lie))).error_code == Code.SASL_AUTHENTICATION_FAILED
@@ -191,14 +189,14 @@ async def test_a_last_message_of_another_login_is_refused(world: World, lie: dic
 
 
 @pytest.mark.parametrize("cut", [0, 10, -1])
-async def test_a_last_message_that_is_cut_is_refused(world: World, cut: int) -> None:
+async def test_a_truncated_final_message_is_refused(world: World, cut: int) -> None:
     client, one = await world.client(), Login("ann")
     final = one.final(await begin(client, one))
     assert (await send(client, final[:cut])).error_code == Code.SASL_AUTHENTICATION_FAILED
     assert await client.is_closed()
 
 
-async def test_a_login_that_is_recorded_does_not_let_in_again(world: World) -> None:
+async def test_a_replayed_login_is_refused(world: World) -> None:
     one = Login("ann")
     final = one.final(await begin(await world.client(), one))
     client = await world.client()
@@ -206,14 +204,14 @@ async def test_a_login_that_is_recorded_does_not_let_in_again(world: World) -> N
     assert (await send(client, final)).error_code == Code.SASL_AUTHENTICATION_FAILED
 
 
-async def test_nothing_else_is_served_between_the_two_messages(world: World) -> None:
+async def test_no_other_request_is_served_between_the_two_messages(world: World) -> None:
     client = await world.client()
     await begin(client, Login("ann"))
     with pytest.raises(Closed):
         await client.call(Api.METADATA, 9, topics=None)
 
 
-async def test_a_password_that_is_changed_during_a_login_is_the_old_one(world: World) -> None:
+async def test_a_login_fails_if_the_password_changes_meanwhile(world: World) -> None:
     users = world.broker.users
     await users.put_user("eve", password="old")
     client, one = await world.client(), Login("eve", "old")
@@ -222,7 +220,7 @@ async def test_a_password_that_is_changed_during_a_login_is_the_old_one(world: W
     assert (await send(client, one.final(answer))).error_code == Code.SASL_AUTHENTICATION_FAILED
 
 
-async def test_a_hash_of_another_password_ends_scram_and_the_same_hash_does_not(world: World) -> None:
+async def test_a_new_password_hash_ends_scram_and_the_same_hash_does_not(world: World) -> None:
     users = world.broker.users
     made = await users.put_user("kim", password="old")
     await users.put_user("kim", password_hash=made.password_hash, tags="management")
@@ -231,10 +229,10 @@ async def test_a_hash_of_another_password_ends_scram_and_the_same_hash_does_not(
     await users.put_user("kim", password_hash=other.password_hash)
     assert users.user("kim").scram == {}
     await users.put_user("lee", password_hash="")
-    assert users.user("lee").scram == {}, "an empty hash keeps everybody out"
+    assert users.user("lee").scram == {}, "no password matches an empty hash"
 
 
-async def test_keys_for_scram_travel_in_definitions_and_outlive_a_restart(
+async def test_scram_keys_are_exported_in_definitions_and_survive_a_restart(
     world: World, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     exported = [user for user in (await export(world.broker))["users"] if user["name"] == "ann"]
@@ -277,7 +275,7 @@ async def described(client: Client, *names: str) -> list[tuple[str, int, list[tu
     return [(one.user, one.error_code, infos[one.user]) for one in answer.results]
 
 
-async def test_a_user_is_made_described_and_logs_in_with_one_mechanism_until_that_is_removed(world: World) -> None:
+async def test_a_user_created_with_one_mechanism_can_log_in_until_it_is_deleted(world: World) -> None:
     root = await logged_in(world, "root")
     assert await alter(root, upsertion("sam", "s3cret", scram_keys.SHA512)) == [("sam", 0)]
     assert await described(root, "sam") == [("sam", 0, [(2, 4096)])]
@@ -285,14 +283,14 @@ async def test_a_user_is_made_described_and_logs_in_with_one_mechanism_until_tha
     assert not await is_let_in(await world.client(), Login("sam", "s3cret"))
     client, one = await world.client(), Login("sam", "s3cret", scram_keys.SHA512)
     assert one.believes((await send(client, one.final(await begin(client, one)))).auth_bytes)
-    assert world.broker.users.authenticate("sam", "s3cret") is None, "the password is not known here"
+    assert world.broker.users.authenticate("sam", "s3cret") is None, "the broker does not know the password"
     assert await alter(root, delete=(("sam", 2),)) == [("sam", 0)]
     assert not await is_let_in(await world.client(), Login("sam", "s3cret", scram_keys.SHA512))
     assert await described(root, "sam") == [("sam", Code.RESOURCE_NOT_FOUND, [])]
     await world.broker.users.remove_user("sam")
 
 
-async def test_what_can_not_be_set_is_refused_with_kafkas_codes_and_changes_nothing(world: World) -> None:
+async def test_invalid_credentials_get_kafkas_codes_and_change_nothing(world: World) -> None:
     root, before = await logged_in(world, "root"), world.broker.users.users()
     assert await alter(root, upsertion("", "x")) == [("", Code.UNACCEPTABLE_CREDENTIAL)]
     assert await alter(root, upsertion("u", "x", iterations=4095)) == [("u", Code.UNACCEPTABLE_CREDENTIAL)]
@@ -307,14 +305,14 @@ async def test_what_can_not_be_set_is_refused_with_kafkas_codes_and_changes_noth
     assert world.broker.users.users() == before
 
 
-async def test_only_an_administrator_sets_passwords(world: World) -> None:
+async def test_only_an_administrator_can_set_passwords(world: World) -> None:
     ann = await logged_in(world, "ann")
     assert await alter(ann, upsertion("root", "mine now")) == [("root", Code.CLUSTER_AUTHORIZATION_FAILED)]
     answer = await ann.call(Api.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, users=None)
     assert (answer.error_code, answer.results) == (Code.CLUSTER_AUTHORIZATION_FAILED, [])
 
 
-async def test_the_first_user_of_an_open_broker_is_made_on_its_machine(
+async def test_the_first_user_of_an_open_broker_must_be_created_on_its_machine(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world_at(tmp_path_factory.mktemp("open")) as opened:

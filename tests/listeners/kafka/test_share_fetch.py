@@ -1,4 +1,4 @@
-"""What a share fetch waits for, and that it hears of it."""
+"""Waiting share fetches: wake-ups, sessions and released records."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.streams.partition import Partition
-from headrace.listeners.kafka import listener as kafka_listener
+from headrace.listeners.kafka import context
 from headrace.listeners.kafka.errors import Code
 from headrace.listeners.kafka.groups import share, share_sessions
 from headrace.record import codec
@@ -17,7 +17,7 @@ from tests.listeners.kafka.test_share_offsets import beat, take
 from tests.listeners.kafka.world import Client, Closed, World, batch, world_at
 
 
-async def test_what_comes_while_another_partition_is_read_from_disk_is_handed_out_at_once(
+async def test_records_that_arrive_during_a_disk_read_are_delivered_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0
@@ -27,7 +27,7 @@ async def test_what_comes_while_another_partition_is_read_from_disk_is_handed_ou
         nonlocal looks
         looks += 1
         found = await when_loaded(read)
-        if looks == 2:  # of the second partition, and the first one has been looked at
+        if looks == 2:  # of the second partition, after the first was read
             await writer.produce("t", bytes(batch(b"x")))
         return found
 
@@ -36,7 +36,7 @@ async def test_what_comes_while_another_partition_is_read_from_disk_is_handed_ou
         client, writer = await world.client(), await world.client()
         await beat(client)
         monkeypatch.setattr(share, "when_loaded", slowly)
-        topic_id = world.listener.topics.id_of(world.broker.streams.get("t"))
+        topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
         wanted = [{"topic_id": topic_id, "partitions": [{"partition_index": number} for number in (0, 1)]}]
         limits = {"max_wait": 280_000, "min_bytes": 1, "max_bytes": 1 << 20, "max_records": 100}
         answer = await client.call(Api.SHARE_FETCH, 1, group_id="s", member_id="m", topics=wanted, **limits)
@@ -44,9 +44,11 @@ async def test_what_comes_while_another_partition_is_read_from_disk_is_handed_ou
         assert (part.partition_index, [one.first_offset for one in part.acquired_records]) == (0, [0])
 
 
-async def test_who_waits_looks_only_where_something_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a hundred members that wait, a record cost a look of each at every partition, and so did what became of it:
-    20 ms, of everybody."""
+async def test_a_waiting_share_fetch_reads_only_partitions_that_fired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a hundred waiting members, each record and each acknowledgement made every member read every partition: 20
+    ms of the event loop."""
     looks: list[int] = []
     next_chunk = share._next_chunk
 
@@ -60,7 +62,7 @@ async def test_who_waits_looks_only_where_something_came(tmp_path: Path, monkeyp
         client, other, writer = [await world.client() for _ in range(3)]
         await beat(client)
         await beat(other, member="other")
-        topic_id = world.listener.topics.id_of(world.broker.streams.get("t"))
+        topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
         limits = {"group_id": "s", "max_wait": 280_000, "max_bytes": 1 << 20, "max_records": 100}
         wanted = [{"topic_id": topic_id, "partitions": [{"partition_index": number} for number in range(3)]}]
         first = asyncio.ensure_future(client.call(Api.SHARE_FETCH, 1, member_id="m", topics=wanted, **limits))
@@ -83,13 +85,13 @@ async def test_who_waits_looks_only_where_something_came(tmp_path: Path, monkeyp
             )  # fmt: skip
             assert answer.responses[0].partitions[0].error_code == 0
             if kind == 1:
-                assert looks == [1, 1], "what was accepted is news to nobody"
+                assert looks == [1, 1], "accepted records wake no member"
         [part] = (await waits).responses[0].partitions
         assert [(one.first_offset, one.last_offset) for one in part.acquired_records] == [(1, 1)]
 
 
 async def two_members(world: World) -> tuple[Client, Client]:
-    """Of the group s, m and other, with a topic to read."""
+    """Members m and other of the group s, with a topic to read."""
     await world.topic("t")
     client, other = await world.client(), await world.client()
     await beat(client)
@@ -98,15 +100,15 @@ async def two_members(world: World) -> tuple[Client, Client]:
 
 
 async def gone(world: World, client: Client) -> None:
-    """Its connection is closed, and the broker has seen it."""
+    """Close the client's connection and wait until the broker has noticed."""
     number = len(world.listener.connections)
     client.close()
     while len(world.listener.connections) == number:
         await asyncio.sleep(0.01)
 
 
-async def test_what_a_client_held_that_is_gone_comes_back_at_once(tmp_path: Path) -> None:
-    """Not when its locks end: a share session is one connection's."""
+async def test_records_of_a_disconnected_member_are_released_at_once(tmp_path: Path) -> None:
+    """Not only when its locks expire: a share session ends with its connection."""
     async with world_at(tmp_path) as world:
         client, other = await two_members(world)
         await client.produce("t", batch(b"a", b"b"))
@@ -114,16 +116,16 @@ async def test_what_a_client_held_that_is_gone_comes_back_at_once(tmp_path: Path
         assert await take(world, other, "other") == []
         await gone(world, client)
         assert await take(world, other, "other") == [(0, 1)]
-        assert list(world.listener.share_sessions) == [("s", "other")], "and its session is not kept"
+        assert list(world.context.share_sessions.by_key) == [("s", "other")], "its session is removed"
 
 
-async def test_a_fetch_of_a_client_that_is_gone_takes_nothing(tmp_path: Path) -> None:
-    """What it held comes back and wakes who waits: the last to have it again is the one that went."""
+async def test_a_waiting_fetch_of_a_disconnected_client_acquires_nothing(tmp_path: Path) -> None:
+    """Its records are released and wake the waiting fetches, and its own must not acquire them again."""
     async with world_at(tmp_path, read_wait_ms_max=280_000) as world:
         client, other = await two_members(world)
         await client.produce("t", batch(b"a", b"b"))
         assert await take(world, client) == [(0, 1)]
-        topic_id = world.listener.topics.id_of(world.broker.streams.get("t"))
+        topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
         wanted = [{"topic_id": topic_id, "partitions": [{"partition_index": 0}]}]
         waiting = asyncio.ensure_future(
             client.call(
@@ -131,8 +133,8 @@ async def test_a_fetch_of_a_client_that_is_gone_takes_nothing(tmp_path: Path) ->
                 max_bytes=1 << 20, max_records=100, topics=wanted,
             )
         )  # fmt: skip
-        session = world.listener.share_sessions["s", "m"]
-        while session.epoch < 2:  # the fetch is there
+        session = world.context.share_sessions.by_key["s", "m"]
+        while session.epoch < 2:  # the fetch has arrived
             await asyncio.sleep(0.01)
         await gone(world, client)
         assert await take(world, other, "other") == [(0, 1)]
@@ -140,7 +142,7 @@ async def test_a_fetch_of_a_client_that_is_gone_takes_nothing(tmp_path: Path) ->
             await waiting
 
 
-async def test_a_fetch_of_a_client_that_goes_while_the_disk_is_read_takes_nothing(
+async def test_a_fetch_acquires_nothing_if_the_client_disconnects_during_a_disk_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     when_loaded = share.when_loaded
@@ -164,7 +166,7 @@ async def test_a_fetch_of_a_client_that_goes_while_the_disk_is_read_takes_nothin
         assert await take(world, other, "other") == [(0, 1)]
 
 
-async def test_a_client_that_came_back_keeps_what_it_holds_when_its_old_connection_ends(tmp_path: Path) -> None:
+async def test_a_reconnected_member_keeps_its_records_when_its_old_connection_closes(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client, again, other = [await world.client() for _ in range(3)]
@@ -179,7 +181,7 @@ async def test_a_client_that_came_back_keeps_what_it_holds_when_its_old_connecti
         assert await take(world, other, "other") == [(0, 1)]
 
 
-async def test_a_client_has_its_session_though_there_may_be_no_more(
+async def test_a_member_can_restart_its_session_at_the_session_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world_at(tmp_path) as world:
@@ -188,12 +190,10 @@ async def test_a_client_has_its_session_though_there_may_be_no_more(
         await beat(client)
         await take(world, client)
         monkeypatch.setattr(share_sessions, "SESSIONS_MAX", 1)
-        await take(world, client)  # anew, in the place of the one it had
+        await take(world, client)  # replaces its earlier session
 
 
-async def test_a_client_for_which_there_is_no_session_is_told_that_it_is_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_over_the_session_limit_gets_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with world_at(tmp_path) as world:
         client, other = await two_members(world)
         await take(world, client)
@@ -205,7 +205,7 @@ async def test_a_client_for_which_there_is_no_session_is_told_that_it_is_so(
         assert (await other.call(Api.SHARE_FETCH, 1, member_id="other", **asked)).error_code == 0
 
 
-async def test_one_connection_does_not_take_all_share_sessions(tmp_path: Path) -> None:
+async def test_one_connection_cannot_use_up_all_share_sessions(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         greedy, other = await two_members(world)
         asked = {"group_id": "s", "max_wait": 0, "max_bytes": 1000, "max_records": 10, "topics": []}
@@ -213,23 +213,25 @@ async def test_one_connection_does_not_take_all_share_sessions(tmp_path: Path) -
         assert codes == [0] * 4 + [Code.SHARE_SESSION_LIMIT_REACHED] * 2
         await take(world, other, "other")
         taken_over = await greedy.call(Api.SHARE_FETCH, 1, member_id="other", **asked)
-        assert taken_over.error_code == Code.SHARE_SESSION_LIMIT_REACHED, "nor those of others"
-        assert (await greedy.call(Api.SHARE_FETCH, 1, member_id="m0", **asked)).error_code == 0, "its own, anew"
+        assert taken_over.error_code == Code.SHARE_SESSION_LIMIT_REACHED, "other sessions are kept"
+        assert (await greedy.call(Api.SHARE_FETCH, 1, member_id="m0", **asked)).error_code == 0, (
+            "its own session can be restarted"
+        )
         ends = {"group_id": "s", "member_id": "m1", "share_session_epoch": -1, "topics": []}
         assert (await greedy.call(Api.SHARE_ACKNOWLEDGE, 1, **ends)).error_code == 0
         assert (await greedy.call(Api.SHARE_FETCH, 1, member_id="m5", **asked)).error_code == 0
         await gone(world, greedy)
-        assert list(world.listener.share_sessions) == [("s", "other")]
+        assert list(world.context.share_sessions.by_key) == [("s", "other")]
 
 
-async def test_a_share_session_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Partitions are added to it by every fetch, if somebody likes, whether they exist or not."""
-    monkeypatch.setattr(kafka_listener, "ELEMENTS_MAX", 100)
+async def test_a_share_session_cannot_grow_without_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fetch may add partitions, whether they exist or not."""
+    monkeypatch.setattr(context, "ELEMENTS_MAX", 100)
     async with world_at(tmp_path) as world:
         client, other = await two_members(world)
         await client.produce("t", batch(b"a", b"b"))
         assert await take(world, client) == [(0, 1)]
-        renews = {  # what does not exist is not looked at
+        renews = {  # partitions that do not exist are not read
             "group_id": "s", "member_id": "m", "is_renew_ack": True, "max_wait": 0, "min_bytes": 0, "max_bytes": 0,
             "max_records": 0,
         }  # fmt: skip
@@ -240,23 +242,23 @@ async def test_a_share_session_does_not_grow_without_end(tmp_path: Path, monkeyp
             answer = await client.call(Api.SHARE_FETCH, 2, **renews, share_session_epoch=epoch, topics=wanted)
             codes.append(answer.error_code)
         assert Code.SHARE_SESSION_LIMIT_REACHED in codes[1:]
-        assert world.listener.share_session_partitions == 0 and not world.listener.share_sessions
-        assert await take(world, other, "other") == [(0, 1)], "what it held is for the others"
-        assert world.listener.share_session_partitions == 1
+        assert world.context.share_sessions.partitions == 0 and not world.context.share_sessions.by_key
+        assert await take(world, other, "other") == [(0, 1)], "its records are released"
+        assert world.context.share_sessions.partitions == 1
 
 
 @pytest.mark.parametrize(
     "batches",
     [[(0, 1, [1]), (1, 1, [1])], [(0, 0, [2]), (7, 7, [1])], [(0, 0, [1]), (1, 1, [9])], [(1, 1, [1]), (0, 1, [3])]],
 )
-async def test_of_acknowledgements_of_a_partition_all_hold_or_none(
+async def test_acknowledgements_of_a_partition_are_applied_all_or_none(
     tmp_path: Path, batches: list[tuple[int, int, list[int]]]
 ) -> None:
     async with world_at(tmp_path) as world:
         client, other = await two_members(world)
         await client.produce("t", batch(b"a", b"b"))
         assert await take(world, client) == [(0, 1)]
-        topic_id = world.listener.topics.id_of(world.broker.streams.get("t"))
+        topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
         said = [
             {"first_offset": first, "last_offset": last, "acknowledge_types": types} for first, last, types in batches
         ]
@@ -265,12 +267,12 @@ async def test_of_acknowledgements_of_a_partition_all_hold_or_none(
             Api.SHARE_ACKNOWLEDGE, 1, group_id="s", member_id="m", share_session_epoch=1, topics=wanted
         )
         assert answer.responses[0].partitions[0].error_code == Code.INVALID_RECORD_STATE
-        assert await take(world, other, "other") == [], "it has both of them"
+        assert await take(world, other, "other") == [], "it still holds both"
         await gone(world, client)
         assert await take(world, other, "other") == [(0, 1)]
 
 
-async def test_a_fetch_that_only_renews_locks_takes_nothing(tmp_path: Path) -> None:
+async def test_a_fetch_that_renews_locks_acquires_nothing(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -278,7 +280,7 @@ async def test_a_fetch_that_only_renews_locks_takes_nothing(tmp_path: Path) -> N
         await client.produce("t", batch(b"a", b"b"))
         assert await take(world, client) == [(0, 1)]
         await client.produce("t", batch(b"c"))
-        topic_id = world.listener.topics.id_of(world.broker.streams.get("t"))
+        topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
         said = [{"first_offset": 0, "last_offset": 1, "acknowledge_types": [4, 1]}]
         parts = [{"partition_index": 0, "acknowledgement_batches": said}]
         asked = {
@@ -294,15 +296,15 @@ async def test_a_fetch_that_only_renews_locks_takes_nothing(tmp_path: Path) -> N
         assert await take(world, client) == [(2, 2)]
 
 
-async def test_who_leaves_the_group_may_still_say_what_became_of_what_it_holds(tmp_path: Path) -> None:
-    """librdkafka leaves before it acknowledges on close: what was accepted was handed out again."""
+async def test_a_member_that_left_the_group_can_still_acknowledge(tmp_path: Path) -> None:
+    """On close, librdkafka leaves before it acknowledges: accepted records were delivered again."""
     async with world_at(tmp_path) as world:
         client, other = await two_members(world)
         await client.produce("t", batch(b"a", b"b"))
         assert await take(world, client) == [(0, 1)]
         await beat(client, epoch=-1)
         assert await take(world, other, "other") == []
-        topic_id = world.listener.topics.id_of(world.broker.streams.get("t"))
+        topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
         accepted = [{"first_offset": 0, "last_offset": 0, "acknowledge_types": [1]}]
         parts = [{"partition_index": 0, "acknowledgement_batches": accepted}]
         answer = await client.call(
@@ -310,10 +312,10 @@ async def test_who_leaves_the_group_may_still_say_what_became_of_what_it_holds(t
             topics=[{"topic_id": topic_id, "partitions": parts}],
         )  # fmt: skip
         assert answer.responses[0].partitions[0].error_code == 0
-        assert await take(world, other, "other") == [(1, 1)], "the rest comes back when the session ends"
+        assert await take(world, other, "other") == [(1, 1)], "the rest is released when the session ends"
 
 
-async def test_only_the_batches_of_what_is_handed_out_are_sent(tmp_path: Path) -> None:
+async def test_only_batches_with_acquired_records_are_sent(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -321,7 +323,7 @@ async def test_only_the_batches_of_what_is_handed_out_are_sent(tmp_path: Path) -
         sent = [batch(text * 100) for text in (b"a", b"b", b"c")]
         for one in sent:
             await client.produce("t", one)
-        topic_id = world.listener.topics.id_of(world.broker.streams.get("t"))
+        topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
         wanted = [{"topic_id": topic_id, "partitions": [{"partition_index": 0}]}]
         answer = await client.call(
             Api.SHARE_FETCH, 1, group_id="s", member_id="m", max_records=2, max_bytes=1 << 20, topics=wanted
@@ -332,7 +334,7 @@ async def test_only_the_batches_of_what_is_handed_out_are_sent(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("bytes_max", "batches"), [(0, [0, 0]), (1, [1, 0]), (400, [2, 0]), (550, [2, 1])])
-async def test_no_more_bytes_are_handed_out_than_were_asked_for_but_for_the_first_batch(
+async def test_only_the_first_batch_of_a_share_fetch_may_exceed_max_bytes(
     tmp_path: Path, bytes_max: int, batches: list[int]
 ) -> None:
     async with world_at(tmp_path) as world:
@@ -350,16 +352,16 @@ async def test_no_more_bytes_are_handed_out_than_were_asked_for_but_for_the_firs
 
 
 async def take_of(world: World, client: Client, count: int, *, epoch: int = 0, member: str = "m") -> list[int]:
-    """Those of so many partitions of which the member is handed something."""
-    topic_id = world.listener.topics.id_of(world.broker.streams.get("t"))
+    """The number of partitions with records in the response."""
+    topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
     wanted = [{"topic_id": topic_id, "partitions": [{"partition_index": number} for number in range(count)]}]
     limits = {"max_wait": 0, "max_records": 100, "max_bytes": 1 << 20, "share_session_epoch": epoch}
     answer = await client.call(Api.SHARE_FETCH, 1, group_id="s", member_id=member, topics=wanted, **limits)
     return [part.partition_index for topic in answer.responses for part in topic.partitions if part.acquired_records]
 
 
-async def test_who_comes_first_leaves_something_to_those_that_come_with_it(tmp_path: Path) -> None:
-    """One of them took all that there was, of every partition, before the others had asked."""
+async def test_the_first_member_leaves_records_for_members_that_join_with_it(tmp_path: Path) -> None:
+    """The first acquired all records of every partition before the others had sent a request."""
     async with world_at(tmp_path) as world:
         await world.topic("t", 4)
         first, second = await world.client(), await world.client()
@@ -369,4 +371,4 @@ async def test_who_comes_first_leaves_something_to_those_that_come_with_it(tmp_p
             await first.produce("t", batch(b"x"), partition=number)
         assert await take_of(world, first, 4, member="a") == [0]
         assert await take_of(world, second, 4, member="b") == [1]
-        assert await take_of(world, first, 4, epoch=1, member="a") == [2, 3], "and then there is room for all"
+        assert await take_of(world, first, 4, epoch=1, member="a") == [2, 3], "later all partitions are returned"

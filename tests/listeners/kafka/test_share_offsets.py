@@ -1,4 +1,5 @@
-"""Where a share group stands: kept from its first heartbeat on, shown, moved and removed as Kafka's tools ask."""
+"""Start offsets of share groups: durable from the first heartbeat on, and described, altered and deleted by Kafka's
+tools."""
 
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ async def beat(client: Client, epoch: int = 0, member: str = "m") -> int:
 
 
 async def take(world: World, client: Client, member: str = "m") -> list[tuple[int, int]]:
-    """What the member is handed at once, as (first, last)."""
-    topic_id = world.listener.topics.id_of(world.broker.streams.get("t"))
+    """The records that the member acquires at once, as (first, last)."""
+    topic_id = world.context.topics.id_of(world.broker.streams.get("t"))
     wanted = [{"topic_id": topic_id, "partitions": [{"partition_index": 0}]}]
     answer = await client.call(
         Api.SHARE_FETCH, 1, group_id="s", member_id=member, max_records=100, max_bytes=1 << 20, topics=wanted
@@ -45,8 +46,8 @@ async def alter(client: Client, offset: int, topic: str = "t") -> tuple[int, lis
     return answer.error_code, [part.error_code for one in answer.responses for part in one.partitions]
 
 
-async def test_d3_a_group_that_has_begun_misses_nothing_that_comes_before_its_first_fetch(tmp_path: Path) -> None:
-    """It begins at the end: of the time it joined, not of the time the broker came back."""
+async def test_d3_a_share_group_misses_no_record_before_its_first_fetch(tmp_path: Path) -> None:
+    """It starts at the end as of its join, not as of the broker's restart."""
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -59,7 +60,7 @@ async def test_d3_a_group_that_has_begun_misses_nothing_that_comes_before_its_fi
         assert await take(world, client) == [(1, 3)]
 
 
-async def test_offsets_are_shown_moved_and_removed(tmp_path: Path) -> None:
+async def test_share_group_offsets_are_described_altered_and_deleted(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t", 2)
         client = await world.client()
@@ -68,7 +69,7 @@ async def test_offsets_are_shown_moved_and_removed(tmp_path: Path) -> None:
         shown = await describe(client)
         places = [(one.partition_index, one.start_offset, one.lag) for one in shown.topics[0].partitions]
         assert places == [(0, 10, 0), (1, 0, 0)]
-        assert await alter(client, 4) == (Code.NON_EMPTY_GROUP, []), "somebody reads"
+        assert await alter(client, 4) == (Code.NON_EMPTY_GROUP, []), "the group has members"
         deleted = await client.call(Api.DELETE_SHARE_GROUP_OFFSETS, 0, group_id="s", topics=[{"topic_name": "t"}])
         assert deleted.error_code == Code.NON_EMPTY_GROUP
         [kept] = (await client.call(Api.DELETE_GROUPS, 2, groups_names=["s"])).results
@@ -77,7 +78,7 @@ async def test_offsets_are_shown_moved_and_removed(tmp_path: Path) -> None:
         await beat(client, -1)
         assert await alter(client, 4) == (0, [0, Code.UNKNOWN_TOPIC_OR_PARTITION])
         assert (await alter(client, 4, "nowhere"))[1] == [Code.UNKNOWN_TOPIC_OR_PARTITION] * 2
-    async with world_at(tmp_path) as world:  # moved for good
+    async with world_at(tmp_path) as world:  # durable
         client = await world.client()
         asked = [{"topic_name": "t", "partitions": [0, 9]}, {"topic_name": "nowhere", "partitions": [0]}]
         topics = (await describe(client, topics=asked)).topics
@@ -94,7 +95,7 @@ async def test_offsets_are_shown_moved_and_removed(tmp_path: Path) -> None:
         assert (await describe(client)).topics == []
 
 
-async def test_what_was_deleted_before_a_group_read_it_is_not_ahead_of_it(tmp_path: Path) -> None:
+async def test_deleted_records_do_not_count_as_lag(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -107,7 +108,7 @@ async def test_what_was_deleted_before_a_group_read_it_is_not_ahead_of_it(tmp_pa
         assert (part.start_offset, part.lag) == (7, 3)
 
 
-async def test_groups_that_are_not_there_are_not_found(tmp_path: Path) -> None:
+async def test_missing_groups_are_not_found(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -116,14 +117,14 @@ async def test_groups_that_are_not_there_are_not_found(tmp_path: Path) -> None:
         assert gone.error_code == Code.GROUP_ID_NOT_FOUND
 
 
-async def test_offsets_given_to_a_group_that_is_not_there_make_it(tmp_path: Path) -> None:
-    """kadm and Kafka's own admin client say where a group is to begin before anybody has joined it."""
+async def test_altering_offsets_creates_a_missing_share_group(tmp_path: Path) -> None:
+    """kadm and Kafka's admin client set the start offsets of a group before a member has joined."""
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
         await client.produce("t", batch(*[b"x"] * 10))
         assert (await alter(client, 4, "nowhere"))[1] == [Code.UNKNOWN_TOPIC_OR_PARTITION] * 2
-        assert (await describe(client)).error_code == Code.GROUP_ID_NOT_FOUND, "nothing was said of it"
+        assert (await describe(client)).error_code == Code.GROUP_ID_NOT_FOUND, "it has no offset"
         assert await alter(client, 4) == (0, [0, Code.UNKNOWN_TOPIC_OR_PARTITION])
     async with world_at(tmp_path) as world:
         client = await world.client()
@@ -133,7 +134,7 @@ async def test_offsets_given_to_a_group_that_is_not_there_make_it(tmp_path: Path
         assert await take(world, client) == [(4, 9)]
 
 
-async def test_offsets_are_not_given_to_a_group_of_another_kind(tmp_path: Path) -> None:
+async def test_altering_offsets_of_another_kind_of_group_is_refused(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -145,7 +146,7 @@ async def test_offsets_are_not_given_to_a_group_of_another_kind(tmp_path: Path) 
         assert await alter(client, 0) == (Code.GROUP_ID_NOT_FOUND, [])
 
 
-async def test_a_topic_that_the_group_does_not_read_is_not_found_among_its_offsets(tmp_path: Path) -> None:
+async def test_deleting_offsets_of_an_unread_topic_is_refused(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         await world.topic("other")
@@ -158,7 +159,7 @@ async def test_a_topic_that_the_group_does_not_read_is_not_found_among_its_offse
             assert [one.error_code for one in deleted.responses] == codes
 
 
-async def test_a_share_group_is_deleted_with_what_it_knew(tmp_path: Path) -> None:
+async def test_a_share_group_is_deleted_with_its_state(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -172,7 +173,7 @@ async def test_a_share_group_is_deleted_with_what_it_knew(tmp_path: Path) -> Non
         assert (await client.call(Api.LIST_GROUPS, 4)).groups == []
 
 
-async def test_a_member_that_comes_and_goes_without_topics_leaves_no_group_behind(tmp_path: Path) -> None:
+async def test_a_member_without_topics_leaves_no_share_group_behind(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         client = await world.client()
         await beat(client)

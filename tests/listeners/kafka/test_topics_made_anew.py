@@ -1,4 +1,4 @@
-"""A topic that is deleted and made again under its name is another one, whoever still speaks of the first."""
+"""A topic that is deleted and created again is another topic, also for clients that still use the first."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.listeners.kafka.world import Client, World, world_at
 
 
 def topic_id(world: World) -> bytes:
-    return world.listener.topics.id_of(world.broker.streams.get("t"))
+    return world.context.topics.id_of(world.broker.streams.get("t"))
 
 
 async def make_anew(world: World) -> bytes:
@@ -22,13 +22,13 @@ async def make_anew(world: World) -> bytes:
     return topic_id(world)
 
 
-async def test_deleting_a_topic_by_its_id_spares_the_one_that_was_made_meanwhile(tmp_path: Path) -> None:
-    """Both were asked to delete the first; the second waited behind somebody who made it anew."""
+async def test_deleting_a_topic_by_id_spares_its_successor(tmp_path: Path) -> None:
+    """Two requests delete the first topic; the second one waited behind a request that created it again."""
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
         first = topic_id(world)
-        async with world.broker.streams._changing:  # what comes now waits in this order
+        async with world.broker.streams._changing:  # later requests wait in this order
             gone = asyncio.ensure_future(world.broker.streams.delete("t"))
             await asyncio.sleep(0)
             made = asyncio.ensure_future(world.broker.streams.create("t"))
@@ -53,7 +53,7 @@ async def consumer_beat(client: Client, epoch: int, **fields: Any) -> Any:
     return answer
 
 
-async def test_a_member_of_the_new_protocol_hears_of_a_topic_made_anew_between_two_heartbeats(
+async def test_a_consumer_group_member_learns_of_a_recreated_topic(
     tmp_path: Path,
 ) -> None:
     async with world_at(tmp_path) as world:
@@ -68,15 +68,15 @@ async def test_a_member_of_the_new_protocol_hears_of_a_topic_made_anew_between_t
         beat = await consumer_beat(client, joined.member_epoch, topic_partitions=owned)
         again = await make_anew(world)
         beat = await consumer_beat(client, beat.member_epoch, subscribed_topic_names=None, topic_partitions=None)
-        assert beat.assignment is not None, "it reads the one that is gone, for ever"
+        assert beat.assignment is not None, "it would read the deleted topic forever"
         assert [(one.topic_id, one.partitions) for one in beat.assignment.topic_partitions] == [(again, [0])]
         await world.broker.streams.delete("t")
         beat = await consumer_beat(client, beat.member_epoch, subscribed_topic_names=None, topic_partitions=None)
         assert beat.assignment is not None
-        assert beat.assignment.topic_partitions == [], "nor one that is not made again"
+        assert beat.assignment.topic_partitions == [], "nor a deleted topic that is not created again"
 
 
-async def test_a_member_of_a_share_group_hears_of_a_topic_made_anew_between_two_heartbeats(tmp_path: Path) -> None:
+async def test_a_share_group_member_learns_of_a_recreated_topic(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
@@ -87,18 +87,18 @@ async def test_a_member_of_a_share_group_hears_of_a_topic_made_anew_between_two_
             Api.SHARE_GROUP_HEARTBEAT, 1, member_epoch=joined.member_epoch, subscribed_topic_names=None, **names
         )
         assert beat.error_code == 0
-        assert beat.assignment is not None, "it reads the one that is gone, for ever"
+        assert beat.assignment is not None, "it would read the deleted topic forever"
         assert [(one.topic_id, one.partitions) for one in beat.assignment.topic_partitions] == [(again, [0])]
         log = world.broker.streams.get("t").partitions[0].log
-        assert log.id in world.broker.coordination.shares.known("s").partitions, "and has begun there"
+        assert log.id in world.broker.coordination.shares.known("s").partitions, "and has a start offset there"
 
 
-async def test_a_topic_that_is_gone_is_not_looked_for_among_all_with_every_partition(
+async def test_an_unknown_topic_id_does_not_search_all_topics_for_each_partition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its readers ask for all of its partitions by its id, until they hear of it."""
+    """Its readers request all of its partitions by id until they learn of the deletion."""
     async with world_at(tmp_path) as world:
-        topics, streams = world.listener.topics, world.broker.streams
+        topics, streams = world.context.topics, world.broker.streams
         await world.topic("t")
         gone = topics.id_of(streams.get("t"))
         await streams.delete("t")

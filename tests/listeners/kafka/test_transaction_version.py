@@ -1,29 +1,16 @@
-"""What a client sees that knows transaction.version 2 (KIP-890), and beside it one that does not."""
+"""transaction.version 2 (KIP-890), next to clients that do not know it."""
 
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from headrace.listeners.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
-from tests.listeners.kafka.world import Client, World, batch, world_at
+from tests.listeners.kafka.world import Client, World, batch
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-LARGE = 4 << 20  # unfolds to more than is checked on the loop
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with world_at(tmp_path_factory.mktemp("broker")) as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(world: World) -> Client:
-    return await world.client()
+LARGE = 4 << 20  # decompresses to more than the event loop checks
 
 
 async def init(client: Client, name: str) -> SimpleNamespace:
@@ -33,7 +20,7 @@ async def init(client: Client, name: str) -> SimpleNamespace:
 async def write(
     client: Client, name: str, producer: Any, *topics: str, version: int = 12, value: bytes = b"x", codec: int = 0
 ) -> list[int]:
-    """One record to each of the topics; the error codes."""
+    """Write one record to each topic; returns the error codes."""
     data = batch(
         value,
         producer_id=producer.producer_id,
@@ -67,45 +54,45 @@ async def commit_offset(client: Client, name: str, producer: Any, topic: str, *,
     return code
 
 
-async def test_the_version_of_transactions_is_offered_to_who_can_read_of_it(client: Client) -> None:
+async def test_transaction_version_is_offered_to_clients_that_can_parse_it(client: Client) -> None:
     newest = await client.call(Api.API_VERSIONS, 4)
     [finalized] = newest.finalized_features
     assert (finalized.name, finalized.max_version_level) == ("transaction.version", 2)
-    assert newest.finalized_features_epoch == 0, "without one Java does not look at them"
+    assert newest.finalized_features_epoch == 0, "without an epoch Java ignores the features"
     [supported] = newest.supported_features
     assert (supported.name, supported.min_version, supported.max_version) == ("transaction.version", 0, 2)
     older = await client.call(Api.API_VERSIONS, 3)
     assert len(older.finalized_features) == 1
-    assert older.supported_features == [], "Java clients of then fail over one that begins at 0"
+    assert older.supported_features == [], "older Java clients fail on a feature whose minimum is 0"
     assert (await client.call(Api.API_VERSIONS, 2)).error_code == 0
 
 
-async def test_batches_and_offsets_need_no_word_before_them_and_the_end_says_the_next_epoch(
-    world: World, client: Client
-) -> None:
+async def test_version_2_adds_partitions_implicitly_and_bumps_the_epoch(world: World, client: Client) -> None:
     topics = [await world.topic(f"new-{number}") for number in range(3)]
     producer = await init(client, "new")
     assert await write(client, "new", producer, *topics[:2]) == [0, 0]
-    assert await write(client, "new", producer, topics[2], value=bytes(LARGE), codec=1) == [0], "after the thread"
+    assert await write(client, "new", producer, topics[2], value=bytes(LARGE), codec=1) == [0], (
+        "after the checker thread"
+    )
     assert await commit_offset(client, "new", producer, topics[0]) == 0
     ended = await end(client, "new", producer)
     assert (ended.error_code, ended.producer_id) == (0, producer.producer_id)
     assert ended.producer_epoch == producer.producer_epoch + 1
-    assert vars(await end(client, "new", producer)) == vars(ended), "its answer was lost"
+    assert vars(await end(client, "new", producer)) == vars(ended), "its response was lost"
     for topic in topics:
         assert (await client.fetch(topic, isolation_level=1)).last_stable_offset == 2
     found = world.broker.coordination.groups.offsets.get("new-group", topics[0], 0)
     assert found is not None and found.offset == 3
-    assert await write(client, "new", producer, topics[0]) == [Code.INVALID_PRODUCER_EPOCH], "it comes late"
+    assert await write(client, "new", producer, topics[0]) == [Code.INVALID_PRODUCER_EPOCH], "it arrives late"
     assert await write(client, "new", ended, topics[0]) == [0]
     assert (await end(client, "new", ended, commit=False)).producer_epoch == producer.producer_epoch + 2
 
 
-async def test_who_is_late_is_told_to_abort(world: World, client: Client) -> None:
+async def test_a_late_batch_gets_transaction_abortable(world: World, client: Client) -> None:
     topic = await world.topic("late")
     producer = await init(client, "late")
     assert await write(client, "late", producer, topic) == [0]
-    transactions = world.listener.coordination.transactions
+    transactions = world.context.coordination.transactions
     await transactions._abort_late(transactions.get("late"))
     assert await commit_offset(client, "late", producer, topic) == Code.TRANSACTION_ABORTABLE
     refused = await end(client, "late", producer)
@@ -114,7 +101,7 @@ async def test_who_is_late_is_told_to_abort(world: World, client: Client) -> Non
     assert (ended.error_code, ended.producer_epoch) == (0, producer.producer_epoch + 1)
 
 
-async def test_a_client_of_version_1_goes_on_as_before(world: World, client: Client) -> None:
+async def test_a_client_of_version_1_works_as_before(world: World, client: Client) -> None:
     topic = await world.topic("old")
     producer = await init(client, "old")
     assert await write(client, "old", producer, topic, version=10) == [Code.INVALID_TXN_STATE]
@@ -126,16 +113,16 @@ async def test_a_client_of_version_1_goes_on_as_before(world: World, client: Cli
             v3_and_below_topics=[{"name": topic, "partitions": [0]}],
         )  # fmt: skip
         assert added.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code == 0
-        assert await write(client, "old", producer, topic, version=11) == [0], "the second comes again"
+        assert await write(client, "old", producer, topic, version=11) == [0], "the second is repeated"
         assert (await end(client, "old", producer, version=4)).error_code == 0
         assert (await end(client, "old", producer, version=4)).error_code == 0
         assert (await client.fetch(topic, isolation_level=1)).last_stable_offset == 2 + number
     assert (await end(client, "old", producer, version=4, commit=False)).error_code == Code.INVALID_TXN_STATE
 
 
-async def test_a_batch_of_a_producer_that_is_nobodys_opens_nothing(world: World, client: Client) -> None:
+async def test_a_batch_of_an_unknown_producer_opens_no_transaction(world: World, client: Client) -> None:
     producer = await init(client, "mine")
     topic = await world.topic("asked")
     stranger = SimpleNamespace(producer_id=producer.producer_id + 10_000, producer_epoch=0)
     assert await write(client, "mine", stranger, topic) == [Code.INVALID_PRODUCER_ID_MAPPING]
-    assert world.listener.coordination.transactions.get("mine").state == "Empty"
+    assert world.context.coordination.transactions.get("mine").state == "Empty"

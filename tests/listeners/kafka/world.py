@@ -1,4 +1,4 @@
-"""A broker with its Kafka listener in this process, and a client that speaks bytes."""
+"""A broker with its Kafka listener in this process, and a client that sends and receives raw requests."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from headrace.wire.kafka.codec import decode
 from headrace.wire.kafka.schema import default_of, request_entity, response_struct, shape_of
 from tests.wire.kafka.test_schema_codec import written
 
-SECONDS = 60  # a busy machine is slow, not wrong
+SECONDS = 60  # generous, for busy machines
 
 
 class Closed(Exception):
@@ -33,6 +33,7 @@ class World:
     def __init__(self, broker: Broker, listener: kafka_listener.KafkaListener) -> None:
         self.broker = broker
         self.listener = listener
+        self.context = listener.context
         self.clients: list[Client] = []
 
     async def client(self) -> "Client":
@@ -48,8 +49,8 @@ class World:
 
 @contextlib.asynccontextmanager
 async def world_at(folder: Path, **settings: Any) -> AsyncIterator[World]:
-    usual = {"http": None, "amqp": None, "log": LogSettings(journal_file_bytes=8 << 20)}  # quick to make
-    # The records of tests are years old: retention would take them in the midst of one.
+    usual = {"http": None, "amqp": None, "log": LogSettings(journal_file_bytes=8 << 20)}  # quick to create
+    # Test records have old timestamps: retention would delete them during a test.
     options = {**usual, "retention_interval_ms": 3_600_000, **settings}
     config = Config(data_dir=str(folder), kafka=Address("127.0.0.1", 0), **options)
     broker = await Broker.open(config)
@@ -65,7 +66,7 @@ async def world_at(folder: Path, **settings: Any) -> AsyncIterator[World]:
 
 
 class Client:
-    """Answers are read by our own schemas; what kio says of them is tested in tests/wire."""
+    """Responses are decoded by headrace's own schemas; tests/wire compares those with kio."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -74,7 +75,7 @@ class Client:
 
     @property
     def address(self) -> tuple[str, int]:
-        """As the broker sees it."""
+        """The client's address as the broker sees it."""
         host, port = self._writer.get_extra_info("sockname")
         return host, port
 
@@ -93,7 +94,7 @@ class Client:
         return self._correlation_id
 
     async def receive(self) -> bytes:
-        """One answer, without its size."""
+        """One response, without its size."""
         try:
             async with asyncio.timeout(SECONDS):
                 [size] = struct.unpack(">i", await self._reader.readexactly(4))
@@ -109,7 +110,7 @@ class Client:
         return False
 
     async def call(self, api: Api, version: int, **fields: Any) -> SimpleNamespace:
-        """Ask with fields as kio names them, and read the answer."""
+        """Send a request with fields as kio names them, and decode the response."""
         schema = request_entity(api, version)
         correlation_id = self.send(api, version, written(make(schema, fields)))
         data = await self.receive()
@@ -119,7 +120,7 @@ class Client:
     async def produce(
         self, topic: str, data: bytes, *, acks: int = -1, partition: int = 0, of: str | None = None
     ) -> SimpleNamespace:
-        """`of` is the transactional id, which a batch of a transaction needs."""
+        """`of` is the transactional id, which transactional batches need."""
         answer = await self.call(
             Api.PRODUCE,
             9,
@@ -141,7 +142,7 @@ class Client:
 
 
 def make(schema: Any, fields: dict[str, Any]) -> Any:
-    """A kio entity from plain values; what is not given is its default, or empty."""
+    """A kio entity from plain values; other fields have their default, or are empty."""
     hints = typing.get_type_hints(schema)
     values: dict[str, Any] = {}
     known = {field.name for field in dataclasses.fields(schema)}
@@ -166,7 +167,7 @@ def batch(*values: bytes, **options: Any) -> bytearray:
 
 
 async def alive(world: World) -> None:
-    """Somebody else is served as if nothing had happened."""
+    """Assert that another client is served."""
     other = await world.client()
     assert (await other.call(Api.API_VERSIONS, 3)).error_code == 0
     other.close()

@@ -1,4 +1,4 @@
-"""Cutting the byte stream into requests, however it arrives, and refusing sizes before memory is spent."""
+"""Splitting the byte stream into requests, however it arrives, and refusing sizes before memory is allocated."""
 
 import struct
 import tracemalloc
@@ -44,10 +44,10 @@ def test_requests_may_arrive_byte_by_byte() -> None:
     reads=st.lists(st.sampled_from([1, 2, 3, 5, 1000, PEEK_BYTES, 70_000]), min_size=1, max_size=6),
     is_given_back=st.booleans(),
 )
-def test_requests_are_what_was_framed_whatever_their_sizes(
+def test_requests_of_any_size_are_read_as_they_were_framed(
     sizes: list[int], reads: list[int], is_given_back: bool
 ) -> None:
-    """Read as sockets read: at most as much as there is room for, and each buffer is used again."""
+    """Reads like a socket: at most the size of the target; each buffer is reused."""
     pool = BufferPool()
     frames = FrameReader(pool, bytearray(64 * 1024))
     requests = [bytes([index + 1]) * size for index, size in enumerate(sizes)]
@@ -56,13 +56,13 @@ def test_requests_are_what_was_framed_whatever_their_sizes(
     position, turn = 0, 0
     while position < len(stream):
         target = frames.target()
-        # Byte by byte only at first: the large ones would take for ever.
+        # Byte by byte only at first: the large ones would take too long.
         step = min(reads[turn % len(reads)] if turn < 20 else 70_000, len(target), len(stream) - position)
         target[:step] = stream[position : position + step]
         for buffer, size in frames.arrived(step):
             got.append(bytes(buffer[:size]))
             if is_given_back:
-                pool.give(buffer)
+                pool.put_back(buffer)
         position, turn = position + step, turn + 1
         assert frames.held_bytes <= max(FIRST_BYTES, 4 * max(sizes))
     assert got == requests
@@ -70,17 +70,17 @@ def test_requests_are_what_was_framed_whatever_their_sizes(
 
 
 @pytest.mark.parametrize("begun", [b"", framed(bytes(5000))[:1000]])
-def test_more_bytes_than_there_was_room_for_can_not_have_arrived(begun: bytes) -> None:
+def test_more_bytes_than_the_target_holds_are_an_error(begun: bytes) -> None:
     frames = reader()
     frames.feed(begun)
     for count in (-1, len(frames.target()) + 1, 2**40):
-        with pytest.raises(ValueError, match="can not have come"):
+        with pytest.raises(ValueError, match="do not fit"):
             frames.arrived(count)
     assert bool(begun) == frames.waiting
 
 
-def test_a_large_request_is_put_together_from_many_reads() -> None:
-    large = bytes(range(256)) * 8192  # 2 MiB, over every threshold of growth
+def test_a_large_request_is_assembled_from_many_reads() -> None:
+    large = bytes(range(256)) * 8192  # 2 MiB, above every growth threshold
     frames = reader()
     got = []
     stream = framed(large, b"after", large)
@@ -89,27 +89,27 @@ def test_a_large_request_is_put_together_from_many_reads() -> None:
     assert whole(got) == [large, b"after", large]
 
 
-def test_a_buffer_that_was_given_back_is_used_again() -> None:
+def test_a_returned_buffer_is_reused() -> None:
     pool = BufferPool()
     frames = FrameReader(pool, bytearray(4096))
     [(buffer, _)] = frames.feed(framed(b"x" * FIRST_BYTES))
-    pool.give(buffer)
+    pool.put_back(buffer)
     [(again, size)] = frames.feed(framed(b"y" * (FIRST_BYTES - 0)))
     assert again is buffer
     assert bytes(again[:size]) == b"y" * FIRST_BYTES
 
 
-def test_buffers_that_nobody_needed_for_a_while_are_let_go() -> None:
+def test_buffers_unused_for_a_while_are_released() -> None:
     pool = BufferPool()
     for buffer in [pool.take(FIRST_BYTES) for _ in range(8)]:
-        pool.give(buffer)
+        pool.put_back(buffer)
     pool.trim()
-    assert pool.free_bytes == 8 * FIRST_BYTES, "a burst of the last moments"
+    assert pool.free_bytes == 8 * FIRST_BYTES, "a recent burst"
     taken = [pool.take(FIRST_BYTES) for _ in range(3)]
     for buffer in taken:
-        pool.give(buffer)
+        pool.put_back(buffer)
     pool.trim()
-    assert pool.free_bytes == 3 * FIRST_BYTES, "five were not needed since the last time"
+    assert pool.free_bytes == 3 * FIRST_BYTES, "five were not needed since the last trim"
     assert pool.release(1) == FIRST_BYTES
     assert pool.free_bytes == 2 * FIRST_BYTES
 
@@ -117,17 +117,17 @@ def test_buffers_that_nobody_needed_for_a_while_are_let_go() -> None:
 def test_the_pool_keeps_no_more_than_its_limit() -> None:
     pool = BufferPool(bytes_max=2 * FIRST_BYTES)
     for _ in range(4):
-        pool.give(bytearray(FIRST_BYTES))
+        pool.put_back(bytearray(FIRST_BYTES))
     assert pool.free_bytes == 2 * FIRST_BYTES
 
 
 @pytest.mark.parametrize("size", [-1, 0, -(2**31), 100 * 1024 * 1024 + 1, 2**31 - 1])
-def test_a_size_that_can_not_be_is_refused(size: int) -> None:
+def test_an_invalid_size_is_refused(size: int) -> None:
     with pytest.raises(MalformedRequest):
         reader().feed(struct.pack(">i", size))
 
 
-def test_a_size_alone_claims_no_memory() -> None:
+def test_an_announced_size_allocates_no_memory() -> None:
     frames = reader()
     tracemalloc.start()
     try:
@@ -137,12 +137,12 @@ def test_a_size_alone_claims_no_memory() -> None:
         tracemalloc.stop()
 
 
-def test_a_size_alone_claims_no_buffer_that_is_free_either() -> None:
+def test_an_announced_size_takes_no_free_buffer() -> None:
     pool = BufferPool()
-    pool.give(bytearray(16 * FIRST_BYTES))
+    pool.put_back(bytearray(16 * FIRST_BYTES))
     frames = FrameReader(pool, bytearray(64 * 1024))
     frames.feed(struct.pack(">i", 16 * FIRST_BYTES))
-    assert frames.held_bytes == FIRST_BYTES, "only who has just sent as much is believed"
+    assert frames.held_bytes == FIRST_BYTES, "only a client that just sent as much is trusted"
 
 
 def test_an_idle_connection_holds_no_buffer() -> None:
@@ -154,16 +154,16 @@ def test_an_idle_connection_holds_no_buffer() -> None:
     assert frames.target().obj is scratch
 
 
-def test_large_requests_one_behind_the_other_are_hardly_copied() -> None:
+def test_consecutive_large_requests_are_hardly_copied() -> None:
     pool = BufferPool()
     frames = FrameReader(pool, bytearray(64 * 1024))
     large = bytes(range(256)) * 8192
     [(buffer, _)] = frames.feed(framed(large))
-    pool.give(buffer)
-    assert len(frames.target()) == PEEK_BYTES, "the rest of what follows is read to its place at once"
+    pool.put_back(buffer)
+    assert len(frames.target()) == PEEK_BYTES, "the rest of the next request is read into its own buffer"
     stream = framed(large)
     assert frames.feed(stream[:PEEK_BYTES]) == []
     assert frames.target().obj is buffer and len(frames.target()) == len(stream) - PEEK_BYTES
     assert whole(frames.feed(stream[PEEK_BYTES:])) == [large]
     frames.feed(framed(b"small"))
-    assert len(frames.target()) == 64 * 1024, "many small ones are taken in one read again"
+    assert len(frames.target()) == 64 * 1024, "many small requests are read at once again"

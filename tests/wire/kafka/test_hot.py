@@ -1,4 +1,4 @@
-"""Produce, Fetch and Metadata, written by hand, against kio's classes as the oracle."""
+"""The hand-written codecs of Produce, Fetch and Metadata, with kio's classes as the oracle."""
 
 import datetime
 import io
@@ -37,7 +37,7 @@ def written(entity: Any) -> bytes:
 
 
 def make(cls: Any, **values: Any) -> Any:
-    """cls with those of the values that its version has."""
+    """cls with the values that its version has."""
     return cls(**{name: value for name, value in values.items() if name in cls.__dataclass_fields__})
 
 
@@ -66,7 +66,7 @@ def produce_request(version: int) -> bytes:
 
 
 @pytest.mark.parametrize("version", PRODUCE)
-def test_produce_requests_name_their_records_by_position(version: int) -> None:
+def test_produce_requests_are_parsed_with_the_positions_of_records(version: int) -> None:
     data = produce_request(version)
     transactional_id, acks, timeout_ms, topics = hot.parse_produce(data, 0, len(data), version)
     assert (transactional_id, acks, timeout_ms) == ("t", -1, 1500)
@@ -81,7 +81,7 @@ def test_produce_requests_name_their_records_by_position(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", PRODUCE)
-def test_produce_answers_are_what_kio_reads(version: int) -> None:
+def test_produce_responses_are_read_by_kio(version: int) -> None:
     topic: str | bytes = TOPIC_ID.bytes if version >= 13 else "a"
     data = hot.produce_response(
         version, 9, [(topic, [(3, 0, 42, -1, 5, None, ()), (4, 2, -1, -1, -1, "no", [1, 300])])], 70
@@ -156,21 +156,16 @@ def test_fetch_requests_read_as_kio_wrote_them(version: int) -> None:
     data = fetch_request(version)
     topic: str | bytes = TOPIC_ID.bytes if version >= 13 else "a"
     forgotten: str | bytes = TOPIC_ID.bytes if version >= 13 else "b"
-    assert hot.parse_fetch(data, 0, len(data), version) == (
-        5,
-        500,
-        1,
-        1000,
-        1,
-        11 if version >= 7 else 0,
-        12 if version >= 7 else -1,
-        [(topic, [(3, 4 if version >= 9 else -1, 99, 77)])],
-        [(forgotten, [1, 2])] if version >= 7 else [],
-    )
+    request = hot.parse_fetch(data, 0, len(data), version)
+    assert (request.replica_id, request.max_wait_ms, request.min_bytes, request.max_bytes) == (5, 500, 1, 1000)
+    assert request.isolation == 1
+    assert (request.session_id, request.session_epoch) == ((11, 12) if version >= 7 else (0, -1))
+    assert request.topics == [(topic, [(3, 4 if version >= 9 else -1, 99, 77)])]
+    assert request.forgotten == ([(forgotten, [1, 2])] if version >= 7 else [])
 
 
 @pytest.mark.parametrize("version", FETCH)
-def test_fetch_answers_are_what_kio_reads(version: int) -> None:
+def test_fetch_responses_are_read_by_kio(version: int) -> None:
     topic: str | bytes = TOPIC_ID.bytes if version >= 13 else "a"
     large, small = memoryview(b"r" * 5000), b"s" * 10
     pieces = hot.fetch_response(
@@ -183,9 +178,9 @@ def test_fetch_answers_are_what_kio_reads(version: int) -> None:
             (
                 topic,
                 [
-                    (0, 0, 10, 9, 1, [(7, 3)], large),
-                    (1, 1, -1, -1, -1, None, None),
-                    (2, 0, 5, 5, 0, [], small),
+                    hot.FetchResult(0, 0, 10, 9, 1, [(7, 3)], large),
+                    hot.FetchResult(1, 1, -1, -1, -1, None, None),
+                    hot.FetchResult(2, 0, 5, 5, 0, [], small),
                 ],
             )
         ],
@@ -207,7 +202,7 @@ def test_fetch_answers_are_what_kio_reads(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", METADATA)
-def test_metadata_answers_are_what_our_schema_reads(version: int) -> None:
+def test_metadata_responses_match_the_schema(version: int) -> None:
     topics = [
         metadata.Topic("a", b"i" * 16, (3, 4)),
         metadata.Topic("missing", bytes(16), (), error=3),
@@ -286,8 +281,8 @@ def test_a_changed_byte_never_names_records_outside_the_request(data: st.DataObj
             assert start == -1 or 0 <= start <= end <= len(request)
 
 
-def test_topics_without_partitions_are_not_gathered_without_end() -> None:
-    """A hundred megabytes of them would take gigabytes, and seconds of everybody's time."""
+def test_the_number_of_topics_without_partitions_is_limited() -> None:
+    """A hundred megabytes of them would take gigabytes, and seconds of the event loop."""
     many = 200_001
     count, topics = b"\xc2\x9a\x0c", b"\x04ttt\x01\x00" * many  # one more than there are, in seven bits each
     produce = b"\0" + bytes(6) + count + topics + b"\0"

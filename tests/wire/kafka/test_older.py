@@ -1,4 +1,4 @@
-"""Versions that kio does not know, byte by byte as the protocol's guide has them."""
+"""Versions that kio lacks, byte by byte as the protocol guide defines them."""
 
 from typing import Any
 
@@ -16,17 +16,17 @@ TOPIC = b"\0\1t"
 NEW_TOPIC = TOPIC + b"\0\0\0\2" + b"\0\1" + NONE + NONE  # partitions, replicas, assignments, configs
 
 
-def test_offset_commit_1_has_a_time_for_each_partition_and_none_for_all() -> None:
+def test_offset_commit_1_has_a_timestamp_per_partition() -> None:
     partition = b"\0\0\0\5" + b"\0\0\0\0\0\0\0\7" + b"\xff" * 8 + b"\0\4note"
     body = b"\0\1g" + b"\0\0\0\3" + b"\0\1m" + ONE + TOPIC + ONE + partition
     request = decode(request_struct(Api.OFFSET_COMMIT, 1), body)
     assert (request.group_id, request.generation_id_or_member_epoch, request.member_id) == ("g", 3, "m")
     [asked] = request.topics[0].partitions
     assert (asked.partition_index, asked.committed_offset, asked.committed_metadata) == (5, 7, "note")
-    assert asked.committed_leader_epoch == -1, "as a later version says it"
+    assert asked.committed_leader_epoch == -1, "as in later versions"
 
 
-def test_list_offsets_0_says_how_many_offsets_it_wants() -> None:
+def test_list_offsets_0_has_max_num_offsets() -> None:
     partition = b"\0\0\0\5" + b"\xff" * 7 + b"\xfe" + ONE
     request = decode(request_struct(Api.LIST_OFFSETS, 0), b"\xff\xff\xff\xff" + ONE + TOPIC + ONE + partition)
     [asked] = request.topics[0].partitions
@@ -35,7 +35,7 @@ def test_list_offsets_0_says_how_many_offsets_it_wants() -> None:
 
 
 @pytest.mark.parametrize(("version", "rest", "only_checked"), [(0, b"", False), (1, b"\1", True)])
-def test_requests_to_make_topics(version: int, rest: bytes, only_checked: bool) -> None:
+def test_requests_that_create_topics(version: int, rest: bytes, only_checked: bool) -> None:
     request = decode(request_struct(Api.CREATE_TOPICS, version), ONE + NEW_TOPIC + TIMEOUT + rest)
     assert (request.topics[0].name, request.topics[0].num_partitions, request.timeout) == ("t", 2, 1000)
     assert request.validate_only is only_checked
@@ -67,10 +67,10 @@ DESCRIBED = {"throttle_time": 9, "results": [{"resource_type": 2, "resource_name
         ),
     ],
 )
-def test_answers(api: Api, version: int, values: dict[str, Any], expected: bytes) -> None:
+def test_responses(api: Api, version: int, values: dict[str, Any], expected: bytes) -> None:
     assert encode_body(response_struct(api, version), values) == expected
 
 
-def test_what_is_offered_below_kios_oldest_is_what_is_told_here() -> None:
+def test_all_versions_below_kios_oldest_are_defined_here() -> None:
     for api_key, version in OLDER:
         assert VERSIONS[Api(api_key)].lowest <= version < OLDER[api_key, version].version

@@ -1,4 +1,4 @@
-"""The schema-driven codec against kio's own, for every API and version we offer."""
+"""The schema-driven codec against kio's own, for every supported API and version."""
 
 import dataclasses
 import datetime
@@ -45,7 +45,7 @@ SAMPLES = {
 
 
 def sample(entity: type, count: int) -> Any:
-    """An entity of kio's with every field filled."""
+    """A kio entity with every field filled."""
     hints = typing.get_type_hints(entity)
     values = {}
     for field in dataclasses.fields(entity):
@@ -56,7 +56,7 @@ def sample(entity: type, count: int) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """kio's values as ours."""
+    """kio's values as headrace represents them."""
     if dataclasses.is_dataclass(value):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, SimpleNamespace):
@@ -73,7 +73,7 @@ def plain(value: Any) -> Any:
 
 
 def within(got: Any, expected: Any) -> Any:
-    """got without the fields that the version lacks and were filled in."""
+    """The decoded values without the defaults of fields that the version lacks."""
     if isinstance(expected, dict):
         return {name: within(got[name], one) for name, one in expected.items()}
     if isinstance(expected, list):
@@ -96,14 +96,14 @@ def test_requests_read_as_kio_wrote_them(api: Api, version: int) -> None:
 
 
 @pytest.mark.parametrize(("api", "version"), OFFERED, ids=lambda value: getattr(value, "name", value))
-def test_answers_are_what_kio_would_write(api: Api, version: int) -> None:
+def test_responses_are_the_bytes_that_kio_writes(api: Api, version: int) -> None:
     for count in (0, 1, 3):
         entity = sample(response_entity(api, version), count)
         assert encode_body(response_struct(api, version), plain(entity)) == written(entity)
 
 
 @pytest.mark.parametrize(("api", "version"), OFFERED, ids=lambda value: getattr(value, "name", value))
-def test_an_answer_with_nothing_filled_in_can_be_read_by_kio(api: Api, version: int) -> None:
+def test_a_response_of_defaults_can_be_read_by_kio(api: Api, version: int) -> None:
     body = encode_body(response_struct(api, version), {})
     entity, size = entity_reader(response_entity(api, version))(body, 0)
     assert size == len(body)
@@ -124,13 +124,13 @@ def test_the_table_says_which_versions_are_flexible_as_kio_does() -> None:
         assert is_flexible(api, version) == response_entity(api, version).__flexible__, (api, version)
 
 
-def test_fields_that_an_old_version_lacks_read_as_their_later_default() -> None:
+def test_fields_that_an_old_version_lacks_have_their_later_default() -> None:
     entity = request_entity(Api.HEARTBEAT, 0)(group_id="g", generation_id=1, member_id="m")
     request = decode(request_struct(Api.HEARTBEAT, 0), written(entity))
     assert request.group_instance_id is None
 
 
-def test_a_misspelt_field_of_an_answer_is_our_bug() -> None:
+def test_a_misspelt_response_field_is_an_assertion_error() -> None:
     with pytest.raises(AssertionError, match="generation"):
         encode(response_struct(Api.JOIN_GROUP, 9), {"generation": 3}, 1, True)
 
@@ -150,12 +150,12 @@ JOIN = b"\2g" + struct.pack(">ii", 1, 1) + b"\1" + b"\0" + b"\2c"  # JoinGroup 9
         b"\2\xff" + JOIN[2:] + b"\1\0\0",  # not UTF-8
     ],
 )
-def test_counts_and_lengths_are_not_believed(body: bytes) -> None:
+def test_false_counts_and_lengths_are_malformed(body: bytes) -> None:
     with pytest.raises(MalformedRequest):
         decode(request_struct(Api.JOIN_GROUP, 9), body)
 
 
-def test_tags_nobody_knows_are_passed_over() -> None:
+def test_unknown_tags_are_skipped() -> None:
     request = decode(request_struct(Api.JOIN_GROUP, 9), JOIN + b"\1" + b"\0" + b"\2\x64\3abc\x65\0")
     assert request.group_id == "g"
 

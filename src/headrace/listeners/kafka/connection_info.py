@@ -1,16 +1,14 @@
-"""The connections of this listener as operators see them. Made when somebody looks."""
+"""The connections of this listener as the management API and the dashboard show them, built on demand."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.errors import HeadraceError
-
-if TYPE_CHECKING:
-    from headrace.listeners.kafka.connection import Connection
+from headrace.listeners.kafka.connection import Connection
 
 
 class KafkaClient:
-    def __init__(self, connection: "Connection") -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         host, port = connection.peer
         own_host, own_port = connection.local_address
@@ -24,7 +22,7 @@ class KafkaClient:
             "node": "",
             "type": "network",
             "protocol": "Kafka",
-            "user": connection.user,  # empty while the broker is open and nobody was asked
+            "user": connection.user,  # empty without a login while the broker is open
             "user_who_performed_action": connection.user,
             "vhost": "/",
             "state": "closed" if connection.is_closed else "running",
@@ -62,5 +60,5 @@ def _spell(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def clients(connections: Iterable["Connection"]) -> list[KafkaClient]:
+def clients(connections: Iterable[Connection]) -> list[KafkaClient]:
     return [KafkaClient(connection) for connection in connections]

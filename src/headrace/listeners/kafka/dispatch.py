@@ -1,12 +1,25 @@
-"""Who answers which API. The hot ones read their bytes themselves; the rest get fields and return fields."""
+"""Which function handles which API.
 
-from headrace.listeners.kafka.admin import cluster, configs, features, metadata, topics
-from headrace.listeners.kafka.auth import login, scram_credentials
-from headrace.listeners.kafka.connection import AsyncHandler, Handler
+HANDLERS are called at once and read their bytes themselves. ASYNC_HANDLERS run in a task, get the request's fields and
+return those of the response.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from headrace.listeners.kafka.admin import cluster, configs, metadata, topics
+from headrace.listeners.kafka.auth import access, login, scram_credentials
+from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.data import fetch, offsets, produce, transactions
 from headrace.listeners.kafka.groups import classic, consumer, share, share_offsets
 from headrace.listeners.kafka.groups import offsets as group_offsets
+from headrace.listeners.kafka.request_pipeline import Request
 from headrace.wire.kafka.apis import Api
+from headrace.wire.kafka.codec import decode
+from headrace.wire.kafka.schema import request_struct
+
+Handler = Callable[[KafkaContext, Request], None]
+AsyncHandler = Callable[[KafkaContext, Request, Any], Awaitable[dict[str, Any] | None]]
 
 HANDLERS: dict[Api, Handler] = {
     Api.PRODUCE: produce.produce,
@@ -58,7 +71,7 @@ ASYNC_HANDLERS: dict[Api, AsyncHandler] = {
     Api.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs,
     Api.DESCRIBE_CLUSTER: cluster.describe_cluster,
     Api.DESCRIBE_QUORUM: cluster.describe_quorum,
-    Api.UPDATE_FEATURES: features.update_features,
+    Api.UPDATE_FEATURES: cluster.update_features,
     Api.ALTER_REPLICA_LOG_DIRS: cluster.alter_replica_log_dirs,
     Api.DESCRIBE_LOG_DIRS: cluster.describe_log_dirs,
     Api.ELECT_LEADERS: cluster.elect_leaders,
@@ -74,3 +87,22 @@ ASYNC_HANDLERS: dict[Api, AsyncHandler] = {
     Api.CREATE_ACLS: cluster.create_acls,
     Api.DELETE_ACLS: cluster.delete_acls,
 }
+
+
+def answer_in_task(context: KafkaContext, request: Request) -> None:
+    """For the ASYNC_HANDLERS, which may have to wait."""
+    context.spawn(_answer(context, request), request)
+
+
+async def _answer(context: KafkaContext, request: Request) -> None:
+    api, version = request.api, request.version
+    fields = decode(request_struct(api, version), request.body, request.position, context.elements_max)
+    request.buffer = bytearray()
+    known = request.connection.access
+    refused = access.refusal(known, api, fields) if known is not None else None
+    if refused is not None:
+        request.reply({"error_code": refused})
+        return
+    values = await ASYNC_HANDLERS[api](context, request, fields)
+    if values is not None:  # else the handler has answered
+        request.reply(values)

@@ -1,4 +1,4 @@
-"""Kafka's error codes, and which of our errors is which. The most specific class wins."""
+"""Kafka's error codes, and the table that maps the broker's errors to them. The most specific class wins."""
 
 from enum import IntEnum
 
@@ -90,7 +90,7 @@ class Code(IntEnum):
 
 
 class UnknownTopicId(errors.StreamNotFound):
-    """An id no topic has: it was deleted, or is one of another broker."""
+    """No topic has this id: it was deleted, or belongs to another broker."""
 
     def __init__(self, topic_id: bytes) -> None:
         super().__init__(topic_id.hex())
@@ -102,28 +102,49 @@ class TopicCollides(errors.InvalidInput):
 
 
 class NotDeleted(errors.InvalidInput):
-    """Records of a topic that deletes none."""
+    """DeleteRecords on a topic that is only compacted."""
+
+
+class FencedLeaderEpoch(errors.InvalidInput):
+    """The client knows an older leader epoch than the log's."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(f"leader epoch {epoch} is over")
+
+
+class UnknownLeaderEpoch(errors.InvalidInput):
+    """The client knows a newer leader epoch than the log's."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(f"leader epoch {epoch} has not begun")
+
+
+class UnsupportedVersion(errors.InvalidInput):
+    """A value that this version of the request does not have."""
 
 
 class TopicRefused(errors.AccessRefused):
-    """The user has not the right that this takes on the topic."""
+    """The user lacks the permission on the topic."""
 
 
 class GroupRefused(errors.AccessRefused):
-    """The user has no right to read the group."""
+    """The user lacks the permission on the group."""
 
 
 class TransactionRefused(errors.AccessRefused):
-    """The user has no right to write to the transactional id."""
+    """The user may not write to the transactional id."""
 
 
 class ClusterRefused(errors.AccessRefused):
-    """For administrators."""
+    """The request is for administrators."""
 
 
 CODES: dict[type[errors.HeadraceError], Code] = {
     TopicCollides: Code.INVALID_TOPIC,
     NotDeleted: Code.POLICY_VIOLATION,
+    FencedLeaderEpoch: Code.FENCED_LEADER_EPOCH,
+    UnknownLeaderEpoch: Code.UNKNOWN_LEADER_EPOCH,
+    UnsupportedVersion: Code.UNSUPPORTED_VERSION,
     TopicRefused: Code.TOPIC_AUTHORIZATION_FAILED,
     GroupRefused: Code.GROUP_AUTHORIZATION_FAILED,
     TransactionRefused: Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
@@ -138,7 +159,7 @@ CODES: dict[type[errors.HeadraceError], Code] = {
     errors.FencedInstance: Code.FENCED_INSTANCE_ID,
     errors.UnreleasedInstance: Code.UNRELEASED_INSTANCE_ID,
     errors.GroupFull: Code.GROUP_MAX_SIZE_REACHED,
-    # Not the code of a full group, which ends a client: it can do nothing about the others, and may try again.
+    # A retriable code: GROUP_MAX_SIZE_REACHED would stop the client for good, but other groups used up the budget.
     errors.MembersFull: Code.COORDINATOR_NOT_AVAILABLE,
     errors.GroupNotEmpty: Code.NON_EMPTY_GROUP,
     errors.GroupNotFound: Code.GROUP_ID_NOT_FOUND,
@@ -189,5 +210,5 @@ def code_of(error: errors.HeadraceError) -> Code:
 
 
 def group_code(code: Code) -> Code:
-    """Clients of groups try again when there is no coordinator; that its disk said no they do not expect."""
+    """For group APIs: clients retry COORDINATOR_NOT_AVAILABLE, but do not expect a storage error."""
     return Code.COORDINATOR_NOT_AVAILABLE if code is Code.KAFKA_STORAGE_ERROR else code

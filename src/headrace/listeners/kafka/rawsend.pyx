@@ -1,4 +1,4 @@
-"""send(2) on a descriptor: Python has it for socket objects alone, and to make one takes four system calls."""
+"""send(2) on a file descriptor. Python offers it only on socket objects, and creating one takes four system calls."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.exc cimport PyErr_SetFromErrno
@@ -25,13 +25,14 @@ cdef extern from *:
 
 
 def send(int file, data not None, Py_ssize_t start, bint is_more):
-    """How much of data[start:] was taken; BlockingIOError if nothing. is_more: the rest of a packet follows at once."""
+    """Send data[start:] and return the number of bytes accepted; BlockingIOError if none. is_more sets MSG_MORE: the
+    rest of the packet follows at once."""
     cdef Py_buffer view
     cdef Py_ssize_t count
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
         if not 0 <= start < view.len:
-            raise ValueError(f"there is nothing to send at {start} of {view.len} bytes")
+            raise ValueError(f"start {start} is outside the {view.len} bytes of data")
         with nogil:
             count = c_send(file, <const char*> view.buf + start, view.len - start, QUIET | (MORE if is_more else 0))
         if count < 0:

@@ -1,7 +1,7 @@
-# One connection's requests and answers, as C sees them; see pipe.pyx.
+# One connection's requests and responses; see request_pipeline.pyx.
 cimport cython
 
-from headrace.wire.kafka.frames cimport FrameReader
+from headrace.wire.kafka.frames cimport BufferPool, FrameReader
 
 
 @cython.final
@@ -16,44 +16,45 @@ cdef class Request:
 
 
 @cython.final
-cdef class RequestPipelines:
-    cdef object loop
-    cdef object flow
-    cdef object users
-    cdef object gate
+cdef class PipelineGroup:
+    cdef readonly object context            # KafkaContext, the first argument of each handler
+    cdef object loop, flow, users, gate
+    cdef object answer_in_task, take_raw_token
     cdef dict handlers
-    cdef list ready                 # with answers to write
-    cdef Py_ssize_t unseen_bytes    # not told to the flow yet
+    cdef BufferPool pool
+    cdef bytearray scratch
+    cdef list ready                         # pipelines with responses to write
+    cdef Py_ssize_t unseen_bytes            # received, not reported to the flow yet
+    cdef readonly Py_ssize_t heavy          # connections with large requests that wait for the disk
 
-    cdef int plan_flush(self, RequestPipeline pipe) except -1
-    cdef int received(self, RequestPipeline pipe, Py_ssize_t count) except -1
+    cdef int plan_flush(self, RequestPipeline pipeline) except -1
+    cdef int received(self, RequestPipeline pipeline, Py_ssize_t count) except -1
 
 
 cdef class RequestPipeline:
-    cdef readonly object _listener
-    cdef RequestPipelines _pipes
+    cdef PipelineGroup _group
     cdef readonly FrameReader _frames
     cdef public object _transport
-    cdef public object _files               # FileSending, once a part of a file was sent
-    cdef public bint _is_narrow             # large requests are not taken yet
-    cdef readonly list _waiting             # requests that were started, up to the first that is not answered and sent
+    cdef public object _files               # FileSending, once a file range was sent
+    cdef public bint _is_narrow             # large requests are not accepted yet
+    cdef readonly list _waiting             # started requests, from the first that is not answered and sent
     cdef readonly Py_ssize_t _waiting_bytes
-    cdef readonly Py_ssize_t _answer_bytes
+    cdef readonly Py_ssize_t _answer_bytes  # of responses that are ready, but not sent
     cdef object _not_started
-    cdef readonly set _holds
+    cdef readonly set _holds                # reasons not to read the socket
     cdef bint _flush_planned
     cdef readonly bint _reading_paused
     cdef bint _writing_paused
-    cdef public object _throttled
-    cdef public bint _is_over               # nothing more is started
+    cdef public object _throttled           # timer
+    cdef public bint _is_over               # no more requests are started
     cdef public bint is_closed
-    cdef public object login
-    cdef public long long admitted_at       # the version of the users that let it in
+    cdef public object login                # gate.Stage
+    cdef public long long admitted_at       # the version of the users when it was admitted
     cdef bint is_publisher                  # it has sent a Produce request
-    cdef bint is_checking                   # one of its requests is with a thread: those behind it wait
-    cdef object last_topic, last_stream     # that it was for
+    cdef bint is_checking                   # a thread checks one of its requests: those behind it wait
+    cdef object last_topic, last_stream     # of its last Produce request
     cdef public str client_id
-    cdef str _known_client                  # of the request before
+    cdef str _known_client                  # client id of the last request
     cdef readonly long long requests
 
     cdef Request request_of(self, bytearray buffer, Py_ssize_t size)

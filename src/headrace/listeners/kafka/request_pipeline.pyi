@@ -1,12 +1,12 @@
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from headrace.broker.access.users import Users
-from headrace.listeners.common.backpressure import Flow
-from headrace.listeners.kafka.auth.login import LoginGate, Stage
-from headrace.listeners.kafka.connection import Connection, Handler
-from headrace.listeners.kafka.listener import KafkaListener
+from headrace.listeners.kafka.auth.gate import Stage
+from headrace.listeners.kafka.connection import Connection
+from headrace.listeners.kafka.context import KafkaContext
+from headrace.listeners.kafka.dispatch import Handler
 from headrace.listeners.kafka.sendfile import FileSending, Piece
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.frames import FrameReader
@@ -14,7 +14,7 @@ from headrace.wire.kafka.frames import FrameReader
 LISTENER_BYTES_WAITING_MAX: int
 
 class Request:
-    """Made by a RequestPipeline alone."""
+    """Made only by a RequestPipeline."""
 
     connection: Connection
     buffer: bytearray
@@ -32,10 +32,19 @@ class Request:
     def reply(self, values: dict[str, Any]) -> None: ...
     def fail(self, error: BaseException) -> None: ...
 
-class RequestPipelines:
+class PipelineGroup:
     def __new__(
-        cls, loop: asyncio.AbstractEventLoop, flow: Flow, users: Users, gate: LoginGate, handlers: dict[Api, Handler]
+        cls,
+        context: KafkaContext,
+        users: Users,
+        handlers: dict[Api, Handler],
+        answer_in_task: Handler,
+        take_raw_token: Callable[[KafkaContext, Connection, bytes], None],
     ) -> Self: ...
+    @property
+    def context(self) -> KafkaContext: ...
+    @property
+    def heavy(self) -> int: ...
 
 class RequestPipeline:
     _is_narrow: bool
@@ -47,9 +56,7 @@ class RequestPipeline:
     login: Stage
     admitted_at: int
     client_id: str
-    def __new__(cls, listener: KafkaListener) -> Self: ...
-    @property
-    def _listener(self) -> KafkaListener: ...
+    def __new__(cls, group: PipelineGroup, *others: object) -> Self: ...
     @property
     def _frames(self) -> FrameReader: ...
     @property

@@ -1,8 +1,18 @@
 # cython: boundscheck=False, wraparound=False, nonecheck=True
-"""Requests in, answers out in the order of the requests: what a connection does for each of them.
+"""The hot half of a connection: requests in, responses out, in the order of the requests.
 
-Requests are started as they arrive and may end in any order; an answer waits until those before it have
-been sent. Answers that are ready in one turn of the event loop leave in one gathering write.
+Requests start as they arrive and may complete in any order; a response waits until those before it are sent. Responses
+that become ready in one event-loop iteration leave in one gathering write.
+
+RequestPipeline is the base of connection.Connection, and of nothing else. It is a base class because the event loop
+calls get_buffer and buffer_updated on the protocol object for every read, and a forwarding method in Python would cost
+more than the rest of the call. The contract between the two:
+
+- Connection provides, and RequestPipeline calls on self: abort(error), _send_files(pieces) for responses with file
+  ranges, and _widen() after each read while _is_narrow. Handlers also call throttle(wait_ms) and end().
+- RequestPipeline provides, and Connection calls: _limit_requests, _forget_requests, _flush, _pause_or_resume.
+- Connection sets _transport, _files, _is_narrow, _throttled, _is_over, is_closed and adds reasons to _holds. The other
+  fields of the .pxd belong to RequestPipeline; Connection only reads them.
 """
 
 from collections import deque
@@ -13,10 +23,11 @@ from headrace.wire.kafka.frames cimport FrameReader
 from headrace.wire.kafka.primitives cimport Reader, reader_of
 
 from headrace.broker.streams.partition import FileRange
-from headrace.listeners.kafka.auth.login import Stage
+from headrace.listeners.kafka.auth.gate import Stage
 from headrace.errors import MalformedRequest
 from headrace.wire.kafka.apis import VERSIONS, Api, has_header_tags
 from headrace.wire.kafka.codec import encode
+from headrace.wire.kafka.frames import SCRATCH_BYTES
 from headrace.wire.kafka.schema import response_struct
 
 
@@ -25,17 +36,17 @@ cdef extern from "Python.h":
 
 
 cdef enum:
-    REQUESTS_MAX = 128                      # of one connection that are not answered; more are not read
+    REQUESTS_MAX = 128                      # unanswered requests of one connection; with more it is not read
     REQUEST_BYTES_WAITING_MAX = 16 << 20    # of one connection
-    FAIR_BYTES_MIN = 1 << 20                # what one connection may have waiting, however many there are
-    JOIN_BYTES_MAX = 16 << 10               # answers smaller than this, together, are cheaper copied than gathered
-    HEAVY_BYTES = 64 << 10                  # who has less waiting takes nobody's share
-    ANSWER_BYTES_AHEAD = 1 << 20            # ready, not written: more requests wait to see whether they are read
+    FAIR_BYTES_MIN = 1 << 20                # of one connection, however many connections there are
+    JOIN_BYTES_MAX = 16 << 10               # up to this size in total, copying responses is cheaper than gathering them
+    HEAVY_BYTES = 64 << 10                  # a connection with less waiting does not count in the fair share
+    ANSWER_BYTES_AHEAD = 1 << 20            # ready, not written: with more, no request is started
     COLD_REQUEST_BYTES_MAX = 8 << 20        # of every API but Produce
-    UNSEEN_BYTES_MAX = 64 << 10             # of all connections: small reads are told to the flow together
+    UNSEEN_BYTES_MAX = 64 << 10             # of all connections: small reads are reported to the flow together
     KEYS = 128
 
-LISTENER_BYTES_WAITING_MAX = 64 << 20  # of all: more would wait for the disk all the same, in memory touched for it
+LISTENER_BYTES_WAITING_MAX = 64 << 20  # of all connections: more would only wait for the disk, in newly touched memory
 
 cdef object RAW_TOKEN = Stage.RAW_TOKEN
 cdef object PRODUCE = Api.PRODUCE
@@ -63,74 +74,77 @@ _fill_tables()
 
 
 cdef class Request:
-    """One request, and the place where its answer goes. buffer[position:size] is the body."""
+    """One request and its response. buffer[position:size] is the body."""
 
     @property
     def body(self):
         return memoryview(self.buffer)[: self.size]
 
     cpdef answer(self, pieces):
-        """The whole answer. Empty: there is none (Produce with acks=0)."""
+        """Send the whole response. Empty: there is none (Produce with acks=0)."""
         assert not self.answered, "a request is answered once"
         self.pieces = pieces
         self.answered = True
         (<RequestPipeline?> self.connection).answer_ready(pieces)
 
     def reply(self, dict values not None):
-        """The answer, as fields."""
+        """Send the response with these fields."""
         tagged = has_header_tags(self.api, self.version)
         self.answer([encode(response_struct(self.api, self.version), values, self.correlation_id, tagged)])
 
     def fail(self, error):
-        """Nothing that Kafka has a code for in this answer: the client finds out by the connection's end."""
+        """Close the connection: the response has no place for this error."""
         self.connection.abort(error)
 
 
-cdef class RequestPipelines:
-    """What the connections of one listener share: who answers what, and what is done for all of them at once."""
+cdef class PipelineGroup:
+    """State that the connections of one listener share: handlers, buffers, and work done for all of them at once."""
 
-    def __cinit__(self, loop, flow, users, gate, dict handlers not None):
-        self.loop = loop
-        self.flow = flow
+    def __cinit__(self, context, users, dict handlers not None, answer_in_task, take_raw_token):
+        self.context = context
+        self.loop = context.loop
+        self.flow = context.flow
+        self.gate = context.gate
+        self.pool = context.pool
         self.users = users
-        self.gate = gate
         self.handlers = handlers
+        self.answer_in_task = answer_in_task
+        self.take_raw_token = take_raw_token
+        self.scratch = bytearray(SCRATCH_BYTES)
         self.ready = []
 
-    cdef int plan_flush(self, RequestPipeline pipe) except -1:
-        """Once the loop has done what is at hand: what is ready by then leaves together."""
-        self.ready.append(pipe)
+    cdef int plan_flush(self, RequestPipeline pipeline) except -1:
+        """Flush in the next event-loop iteration, so that all responses that are ready by then leave together."""
+        self.ready.append(pipeline)
         if len(self.ready) == 1:
             self.loop.call_soon(self._flush)
         return 0
 
     def _flush(self):
         cdef list ready = self.ready
-        cdef RequestPipeline pipe
+        cdef RequestPipeline pipeline
         self.ready = []
-        for pipe in ready:
+        for pipeline in ready:
             try:
-                pipe.flush()
-            except Exception as error:  # one connection's bug must not keep the others' answers
-                self.loop.call_exception_handler({"message": "answers could not be written", "exception": error})
+                pipeline.flush()
+            except Exception as error:  # a bug in one connection must not keep the responses of the others
+                self.loop.call_exception_handler({"message": "cannot write Kafka responses", "exception": error})
 
-    cdef int received(self, RequestPipeline pipe, Py_ssize_t count) except -1:
-        """The flow wants to know how much came, and at once who has begun to send something large."""
+    cdef int received(self, RequestPipeline pipeline, Py_ssize_t count) except -1:
+        """Report received bytes to the flow: at once for a connection that is sending a large request."""
         self.unseen_bytes += count
-        if self.unseen_bytes >= UNSEEN_BYTES_MAX or pipe._frames.is_inside():
+        if self.unseen_bytes >= UNSEEN_BYTES_MAX or pipeline._frames.is_inside():
             count, self.unseen_bytes = self.unseen_bytes, 0
-            self.flow.received(pipe, count)
+            self.flow.received(pipeline, count)
         return 0
 
 
 cdef class RequestPipeline:
-    """The hot half of a Connection, which is the only class made of it: see there for what is called on self here
-    and is not here (abort, _send_files, _take_token, _widen)."""
+    """The requests and responses of one connection; see the module's docstring for the contract with Connection."""
 
-    def __cinit__(self, listener):
-        self._listener = listener
-        self._pipes = listener.pipes
-        self._frames = FrameReader(listener.pool, listener.scratch)
+    def __cinit__(self, PipelineGroup group not None, *others):
+        self._group = group
+        self._frames = FrameReader(group.pool, group.scratch)
         self._waiting = []
         self._not_started = deque()
         self._holds = set()
@@ -138,7 +152,7 @@ cdef class RequestPipeline:
         self.admitted_at = -1
         self.client_id = self._known_client = ""
 
-    # What the event loop calls.
+    # Called by the event loop.
 
     def get_buffer(self, sizehint):
         return self._frames.target()
@@ -150,22 +164,22 @@ cdef class RequestPipeline:
         try:
             for buffer, size in self._frames.arrived(count):
                 if self.login is RAW_TOKEN:
-                    self._take_token(bytes(memoryview(buffer)[:size]))
+                    self._group.take_raw_token(self._group.context, self, bytes(memoryview(buffer)[:size]))
                     continue
                 request = self.request_of(buffer, size)
                 if self._not_started or self.is_full():
-                    self._not_started.append(request)  # of one read: the next read waits
+                    self._not_started.append(request)  # bounded by one read: the next read is paused
                 else:
                     self.start(request)
             if self._is_narrow:
                 self._widen()
             self.pause_or_resume()
-            self._pipes.received(self, count)
+            self._group.received(self, count)
         except MalformedRequest as error:
             self.abort(error)
 
     def pause_writing(self):
-        """The client does not read its answers: it gets no more of them to not read."""
+        """The client does not read its responses: start no more requests."""
         self._writing_paused = True
         self.pause_or_resume()
 
@@ -174,11 +188,11 @@ cdef class RequestPipeline:
         self.start_more()
         self.pause_or_resume()
 
-    # What the Connection calls.
+    # Called by Connection.
 
     def _limit_requests(self, Py_ssize_t bytes_max):
-        """Cut requests of at most that size from now on. What has come of one that is not whole is forgotten."""
-        self._frames = FrameReader(self._listener.pool, self._listener.scratch, request_bytes_max=bytes_max)
+        """Accept requests of at most this size from now on. Drops a partial request."""
+        self._frames = FrameReader(self._group.pool, self._group.scratch, request_bytes_max=bytes_max)
 
     def _forget_requests(self):
         self.weigh(-self._waiting_bytes)
@@ -219,13 +233,13 @@ cdef class RequestPipeline:
             request.client_id = self._known_client = reader.string(False, True)
         request.pieces = ()
         if not 0 <= key < KEYS or apis[key] is None:
-            raise MalformedRequest(f"no API {key}")
+            raise MalformedRequest(f"unknown API key {key}")
         offer = offers[key]
         request.api = api = apis[key]
         if not offer.lowest <= version <= offer.highest and api is not API_VERSIONS:
-            raise MalformedRequest(f"{api.name} has no version {version}")
+            raise MalformedRequest(f"{api.name} version {version} is not supported")
         if size > COLD_REQUEST_BYTES_MAX and api is not PRODUCE:
-            raise MalformedRequest(f"{api.name} of {size:,} bytes")
+            raise MalformedRequest(f"{api.name} request of {size:,} bytes is too large")
         if offer.flexible_from <= version <= offer.highest:
             reader.skip_tags()
         request.position = reader.position
@@ -242,15 +256,15 @@ cdef class RequestPipeline:
         return 0
 
     cdef int handle(self, Request request) except -1:
-        cdef RequestPipelines pipes = self._pipes
-        if self.admitted_at != <long long> pipes.users.version and not pipes.gate.admits(request):
+        cdef PipelineGroup group = self._group
+        if self.admitted_at != <long long> group.users.version and not group.gate.admits(request):
             return 0
         try:
-            handler = pipes.handlers.get(request.api)
+            handler = group.handlers.get(request.api)
             if handler is not None:
-                handler(self._listener, request)
+                handler(group.context, request)
             else:
-                self._listener.answer_in_task(request)
+                group.answer_in_task(group.context, request)
         except Exception as error:  # one bad request must not stop the others
             request.fail(error)
         return 0
@@ -261,7 +275,7 @@ cdef class RequestPipeline:
         return 0
 
     cdef bint is_full(self) except -1:
-        """What is asked already is enough: with answers that nobody reads, a few small requests would take it all."""
+        """Whether no more requests are started: with unread responses, a few small requests could use up the memory."""
         if self._writing_paused or self._answer_bytes >= ANSWER_BYTES_AHEAD or len(self._waiting) >= REQUESTS_MAX:
             return True
         if self.is_checking:
@@ -270,27 +284,27 @@ cdef class RequestPipeline:
             return True
         if self._waiting_bytes < FAIR_BYTES_MIN:
             return False
-        # This connection's part of what may wait, in all, for the disk.
-        cdef Py_ssize_t fair = LISTENER_BYTES_WAITING_MAX // max(1, self._listener.heavy)
+        # This connection's fair share of the bytes that may wait for the disk.
+        cdef Py_ssize_t fair = LISTENER_BYTES_WAITING_MAX // max(<Py_ssize_t> 1, self._group.heavy)
         return self._waiting_bytes >= min(REQUEST_BYTES_WAITING_MAX, fair)
 
     cdef int weigh(self, Py_ssize_t change) except -1:
-        """Count bytes that wait, and whether this connection is one of those that share the listener's memory."""
+        """Count waiting bytes, and whether this connection takes part in the fair share."""
         cdef bint was_heavy = self._waiting_bytes >= HEAVY_BYTES
         self._waiting_bytes += change
         cdef bint is_heavy = self._waiting_bytes >= HEAVY_BYTES
         if is_heavy != was_heavy:
-            self._listener.heavy += 1 if is_heavy else -1
+            self._group.heavy += 1 if is_heavy else -1
         return 0
 
-    # Answers.
+    # Responses.
 
     cdef int answer_ready(self, pieces) except -1:
         for piece in pieces:
             self._answer_bytes += len(piece)
         if not self._flush_planned and not self.is_closed:
             self._flush_planned = True
-            self._pipes.plan_flush(self)
+            self._group.plan_flush(self)
         return 0
 
     cdef int flush(self) except -1:

@@ -1,7 +1,7 @@
-"""Answers with parts of files in them: from the page cache to the socket, past the transport, which knows only bytes.
+"""Sends responses that contain file ranges from the page cache to the socket, bypassing the transport.
 
-Only while the transport has nothing to write itself. The event loop lets nobody else wait for the transport's
-descriptor, so whoever has to wait until the client reads on does so with a copy of it.
+Only while the transport's own buffer is empty. The event loop does not let other code watch the transport's descriptor,
+so FileSending watches a duplicate of it while the client does not read.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from headrace.listeners.kafka import rawsend
 
 logger = logging.getLogger("headrace.kafka")
 
-SENT_AT_ONCE = 4 << 20  # then others have their turn, however fast this client reads
+SENT_AT_ONCE = 4 << 20  # in one event-loop iteration, however fast this client reads
 Piece = bytes | bytearray | memoryview | FileRange
 
 
 def descriptor_of(transport: asyncio.BaseTransport) -> int:
-    """Of the socket that parts of files may be sent to; -1 where every byte has to be encrypted first."""
+    """The socket's descriptor if file ranges can be sent to it; -1 with TLS, which has to encrypt every byte."""
     if not hasattr(os, "sendfile") or transport.get_extra_info("ssl_object") is not None:
         return -1
     sock = transport.get_extra_info("socket")
@@ -29,8 +29,8 @@ def descriptor_of(transport: asyncio.BaseTransport) -> int:
 
 
 class FileSending:
-    """What is still to be sent on one connection. `drained` is called when that was waited for and is over, `lost` when
-    the rest can not be sent."""
+    """The unsent pieces of one connection. Calls `drained` when all are sent after a wait for the client or the disk,
+    and `lost` when the rest cannot be sent."""
 
     def __init__(
         self,
@@ -44,26 +44,26 @@ class FileSending:
         self._drained = drained
         self._lost = lost
         self._pieces: deque[Piece] = deque()
-        self._sent = 0  # of the first of them
-        self._watched = -1  # the copy, while the client does not read on
+        self._sent = 0  # bytes of the first piece
+        self._watched = -1  # the duplicate descriptor, while the client does not read
         self._is_loading = False
         self._is_closed = False
         self.unsent_bytes = 0
 
     @property
     def held_bytes(self) -> int:
-        """In memory; what is in files is not."""
+        """Bytes of pieces in memory; file ranges do not count."""
         return sum(len(piece) for piece in self._pieces if not isinstance(piece, FileRange))
 
     def send(self, pieces: Sequence[Piece]) -> None:
         if self._is_closed:
-            return  # something before it is missing: the connection is about to end
+            return  # an earlier piece could not be sent: the connection is about to close
         self._pieces.extend(pieces)
         self.unsent_bytes += sum(map(len, pieces))
         if self._watched < 0 and not self._is_loading:
-            self._go_on()
+            self._send_more()
 
-    def _go_on(self) -> None:
+    def _send_more(self) -> None:
         room = SENT_AT_ONCE
         checked: Piece | None = None
         try:
@@ -82,7 +82,7 @@ class FileSending:
                         self._pieces.popleft()
                         self._sent = 0
             self._watch(bool(self._pieces))
-        except OSError as error:  # there may be no descriptor left to wait with, too
+        except OSError as error:  # from sending, or from dup when no descriptors are left
             self._fail(error)
 
     def _send_some(self, piece: Piece, most: int) -> int:
@@ -90,17 +90,17 @@ class FileSending:
             start = self._sent
             count = os.sendfile(self._descriptor, piece.file, piece.position + start, min(piece.size - start, most))
             if count == 0:
-                raise OSError(f"the file ends {piece.size - start:,} bytes too early")
+                raise OSError(f"the segment file is {piece.size - start:,} bytes too short")
             return count
-        # A few bytes before a part of a file leave with its first ones.
+        # MSG_MORE: a few bytes before a file range leave in one packet with its first bytes.
         return rawsend.send(self._descriptor, piece, self._sent, len(self._pieces) > 1)
 
     def _fail(self, error: BaseException) -> None:
-        logger.info("an answer could not be sent: %s", error)
+        logger.info("cannot send a response: %s", error)
         self.close()
         self._lost()
 
-    # Waiting: for the client, and for the disk.
+    # Waiting for the client, or for the disk.
 
     def _watch(self, is_wanted: bool) -> None:
         if is_wanted and self._watched < 0:
@@ -112,12 +112,13 @@ class FileSending:
             self._watched = -1
 
     def _writable(self) -> None:
-        self._go_on()
+        self._send_more()
         if not self._pieces and not self._is_closed:
             self._drained()
 
     def _load(self, first: FileRange) -> None:
-        """It was in memory when it was cut; this client has been slow, and nobody else shall wait for the disk."""
+        """Read the range in a worker thread: it has left the page cache since the fetch, because this client is slow,
+        and the event loop must not wait for the disk."""
         self._watch(False)
         self._is_loading = True
         self._loop.run_in_executor(None, first.load, self._sent).add_done_callback(self._loaded)
@@ -130,14 +131,14 @@ class FileSending:
         if error is not None:
             self._fail(error)
             return
-        # The bytes themselves: in the file they may be gone again already, and these have been checked.
+        # Send the bytes that were read and verified: the range may have left the page cache again.
         self._pieces[0], self._sent = loaded.result(), 0
         self._writable()
 
     # The end.
 
     def take_back(self) -> list[bytes]:
-        """What was not sent, as bytes, for whoever sends it instead."""
+        """The unsent rest as bytes, for the transport to send."""
         rest = []
         for piece in self._pieces:
             data = piece.read(self._sent) if isinstance(piece, FileRange) else bytes(memoryview(piece)[self._sent :])
@@ -147,7 +148,7 @@ class FileSending:
         return rest
 
     def close(self) -> None:
-        """Before the connection counts as closed: a copy of its socket would keep it open."""
+        """Must be called before the connection is closed: the duplicate descriptor would keep the socket open."""
         self._is_closed = True
         self._pieces.clear()
         self._sent = self.unsent_bytes = 0

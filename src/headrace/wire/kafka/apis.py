@@ -1,4 +1,4 @@
-"""Which APIs we speak, at which versions, and from which version on each is flexible (compact and tagged)."""
+"""The supported APIs, their versions, and the version from which each is flexible (compact and tagged)."""
 
 from enum import IntEnum
 from typing import NamedTuple
@@ -71,14 +71,14 @@ class Api(IntEnum):
 class Versions(NamedTuple):
     lowest: int
     highest: int
-    flexible_from: int  # of the request and its answer; 99 = never
+    flexible_from: int  # of request and response; 99 = never
 
 
 NEVER = 99
 
-# Produce is offered from 0, as Kafka 4 does: librdkafka before 2.9 switches compression off otherwise.
-# Produce 13 and ListOffsets 11 are left out, though we could: kafka-python takes a broker that has them
-# for a version whose other APIs it then expects.
+# Produce is offered from version 0, as in Kafka 4: librdkafka before 2.9 switches compression off otherwise.
+# Produce 13 and ListOffsets 11 are implemented but not offered: kafka-python infers the broker's version from them, and
+# would then expect other APIs of that version.
 VERSIONS: dict[Api, Versions] = {
     Api.PRODUCE: Versions(0, 12, 9),
     Api.FETCH: Versions(4, 18, 12),
@@ -149,5 +149,5 @@ def is_flexible(api: Api, version: int) -> bool:
 
 
 def has_header_tags(api: Api, version: int) -> bool:
-    """Whether the answer has tags in its header: never ApiVersions, whose reader may not know our version."""
+    """Whether the response header has tags. ApiVersions never has: the client may not know the version yet."""
     return api is not Api.API_VERSIONS and is_flexible(api, version)

@@ -1,9 +1,8 @@
 # cython: boundscheck=False, wraparound=False
-"""Runs a schema over bytes, both ways: how every API but Produce, Fetch and Metadata is read and written.
+"""Decodes requests and encodes responses by schema: for every API but Produce, Fetch and Metadata.
 
-A Struct is a compiled kio dataclass (see schema.py). kio's own reader is not used on what clients
-send: version 0.6.5 aborts the process on a compact array of 2**32 - 2 elements, and refuses tags it
-does not know, which a newer client may send.
+A Struct is a compiled kio dataclass (see schema.py). kio's own reader is not used for client input: version 0.6.5
+aborts the process on a compact array of 2**32 - 2 elements, and refuses unknown tags, which a newer client may send.
 """
 
 from types import SimpleNamespace
@@ -40,7 +39,7 @@ cdef double ZERO = 0.0
 
 
 cdef class Field:
-    """One field of a struct. tag is -1 for fields that are always written."""
+    """One field of a struct. tag is -1 for untagged fields."""
 
     cdef readonly str name
     cdef readonly int kind
@@ -150,9 +149,9 @@ cdef class Field:
 
 
 cdef class Struct:
-    """A struct of one version. Fields that this version lacks read as their later default.
+    """A struct of one version. When decoding, fields that this version lacks have the default of later versions.
 
-    known() names the fields of all versions: an answer may name them all, and only they.
+    known() returns the field names of all versions: a response may set any of them, and no others.
     """
 
     cdef readonly str name
@@ -229,21 +228,21 @@ cdef class Struct:
                         writer.unsigned_varint(field.tag)
                         writer.unsigned_varint(inner.size)
                         writer.raw(inner.data, inner.size)
-        if used != PyDict_Size(values):  # a misspelt field would be written as its default
+        if used != PyDict_Size(values):  # a misspelt field would silently be written as its default
             unknown = set(values) - self.known()
             assert not unknown, f"{self.name} has no fields {sorted(unknown)}"
         return 0
 
 
 def decode(Struct struct not None, buffer, Py_ssize_t position=0, int64_t elements_max=200_000):
-    """The fields of one request as attributes. Raises MalformedRequest, whatever the bytes are."""
+    """The fields of one request as attributes. Raises MalformedRequest on any invalid input."""
     cdef Reader reader = Reader(buffer, position)
     cdef int64_t budget = elements_max
     return struct.read_from(reader, &budget)
 
 
 def encode(Struct struct not None, dict values not None, int64_t correlation_id, bint header_tags):
-    """One whole answer: size, correlation id, tags of the header if it has any, fields."""
+    """One whole response: size, correlation id, header tags if it has them, fields."""
     cdef Writer writer = Writer()
     writer.int32(0)
     writer.int32(correlation_id)
@@ -255,7 +254,7 @@ def encode(Struct struct not None, dict values not None, int64_t correlation_id,
 
 
 def encode_body(Struct struct not None, dict values not None):
-    """The fields alone."""
+    """The fields without size and header."""
     cdef Writer writer = Writer()
     struct.write_to(writer, values)
     return writer.finish()

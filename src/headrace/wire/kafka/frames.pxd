@@ -1,4 +1,4 @@
-# How a connection's bytes become requests; see frames.pyx.
+# Splits a byte stream into requests; see frames.pyx.
 cimport cython
 from libc.stdint cimport uint8_t
 
@@ -8,25 +8,25 @@ cdef class BufferPool:
     cdef list _free
     cdef Py_ssize_t _bytes
     cdef Py_ssize_t _bytes_max
-    cdef Py_ssize_t _unused     # the least that was free since the last trim
+    cdef Py_ssize_t _unused     # the minimum of free bytes since the last trim
 
     cpdef bytearray take(self, Py_ssize_t size)
     cpdef bytearray take_free(self, Py_ssize_t size)
-    cpdef give(self, bytearray buffer)
+    cpdef put_back(self, bytearray buffer)
 
 
 @cython.final
 cdef class FrameReader:
     cdef BufferPool _pool
     cdef bytearray _scratch
-    cdef object _scratch_view   # of the whole; as long as it lives, the scratch buffer stays where it is
+    cdef object _scratch_view   # keeps the scratch buffer from being resized
     cdef Py_ssize_t _max
-    cdef uint8_t[4] _head       # the first bytes of a size that is not whole
+    cdef uint8_t[4] _head       # bytes of an incomplete size prefix
     cdef int _head_bytes
-    cdef bytearray _frame       # a request that is not whole, None if there is none
+    cdef bytearray _frame       # an incomplete request, or None
     cdef Py_ssize_t _size
     cdef Py_ssize_t _filled
-    cdef Py_ssize_t _last_large     # bytes of the request before, if it was large
+    cdef Py_ssize_t _last_large     # size of the last request, if it was large
 
     cdef bint is_inside(self) noexcept
     cpdef object target(self)

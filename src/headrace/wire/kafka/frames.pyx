@@ -1,13 +1,12 @@
 # cython: boundscheck=False, wraparound=False
-"""Cuts a byte stream into requests. No sockets here: a connection asks where to read to and says what came.
+"""Splits a byte stream into requests. Does no I/O: a connection asks for a buffer to read into and reports the bytes.
 
-Bytes are read into one scratch buffer that all connections share, and a request that is not whole yet
-moves to a buffer of its own: an idle connection holds no memory. A size is checked before anything is
-allocated, and a buffer grows with what has really arrived, so that four bytes can not claim 100 MB. Where requests are
-large, copying is what costs: behind one, only the beginning of the next is read to the scratch buffer, and the rest to
-where it stays.
+Bytes are read into one scratch buffer that all connections share, and an incomplete request moves to a buffer of its
+own, so an idle connection holds no memory. A size is checked before memory is allocated, and a buffer grows with the
+bytes that have arrived, so four bytes cannot claim 100 MB. For large requests, copying is the main cost: after a large
+request only the beginning of the next one is read into the scratch buffer, and the rest straight into its own buffer.
 
-New buffers are not filled with zeros: nobody sees of one what has not arrived, as of those that are used again.
+New buffers are not zeroed: bytes that have not arrived are never read, in new and in reused buffers.
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE
@@ -25,9 +24,9 @@ cdef enum:
 SIZE_BYTES = C_SIZE_BYTES
 REQUEST_BYTES_MAX = 100 * 1024 * 1024  # Kafka's socket.request.max.bytes
 SCRATCH_BYTES = 256 * 1024
-FIRST_BYTES = C_FIRST_BYTES  # a larger request has to deliver this much before it gets more
-PEEK_BYTES = C_PEEK_BYTES  # of what follows a large request
-EAGER_BYTES_MAX = C_EAGER_BYTES_MAX  # up to this size the rest is then given at once, above it by doubling
+FIRST_BYTES = C_FIRST_BYTES  # a larger request gets more memory only after this many bytes have arrived
+PEEK_BYTES = C_PEEK_BYTES  # read into the scratch buffer after a large request
+EAGER_BYTES_MAX = C_EAGER_BYTES_MAX  # up to this size the whole buffer is then allocated at once, above it by doubling
 POOL_BYTES_MAX = 64 * 1024 * 1024
 
 
@@ -36,9 +35,9 @@ cdef inline Py_ssize_t size_at(const uint8_t* p) noexcept nogil:
 
 
 cdef class BufferPool:
-    """Keeps buffers of large requests for the next one: fresh memory costs more than the copy into it.
+    """Keeps the buffers of large requests for later ones: touching new memory costs more than the copy into it.
 
-    What was not needed between two calls of trim is let go: a burst's buffers do not stay for ever.
+    Buffers that were not needed between two calls of trim are released, so those of a burst do not stay forever.
     """
 
     def __cinit__(self, Py_ssize_t bytes_max=POOL_BYTES_MAX):
@@ -56,7 +55,7 @@ cdef class BufferPool:
         return buffer if buffer is not None else PyByteArray_FromStringAndSize(NULL, size)
 
     cpdef bytearray take_free(self, Py_ssize_t size):
-        """Only if there is one: it takes no new memory."""
+        """A free buffer, or None: allocates no memory."""
         cdef bytearray buffer
         cdef Py_ssize_t index
         for index in range(len(self._free)):
@@ -68,20 +67,20 @@ cdef class BufferPool:
                 return buffer
         return None
 
-    cpdef give(self, bytearray buffer):
-        """The caller holds no view on it any more, nor does anybody it handed one to."""
+    cpdef put_back(self, bytearray buffer):
+        """Return a buffer. No memoryview of it may exist any more."""
         cdef Py_ssize_t size = len(buffer)
         if size >= C_FIRST_BYTES and self._bytes + size <= self._bytes_max:
             self._free.append(buffer)
             self._bytes += size
 
     def trim(self):
-        """Called every few seconds."""
+        """Release unused buffers; called every few seconds."""
         self.release(self._unused)
         self._unused = self._bytes
 
     def release(self, Py_ssize_t wanted_bytes):
-        """Lets go of about that much; how much it really was."""
+        """Release about this many bytes; returns how many it were."""
         cdef Py_ssize_t released = 0
         while self._free and released < wanted_bytes:
             released += len(self._free.pop())
@@ -103,11 +102,11 @@ cdef class FrameReader:
 
     @property
     def waiting(self):
-        """Whether half a request has arrived."""
+        """Whether a request has arrived in part."""
         return self._frame is not None or self._head_bytes > 0
 
     cdef bint is_inside(self) noexcept:
-        """Whether a request has begun, and a buffer is held for it."""
+        """Whether a buffer is held for an incomplete request."""
         return self._frame is not None
 
     @property
@@ -115,27 +114,27 @@ cdef class FrameReader:
         return len(self._frame) if self._frame is not None else 0
 
     cpdef object target(self):
-        """Where the next bytes belong."""
+        """The buffer for the next read."""
         if self._frame is None:
             return self._scratch_view[:C_PEEK_BYTES] if self._last_large else self._scratch_view
         return memoryview(self._frame)[self._filled : min(self._size, len(self._frame))]
 
     cpdef list arrived(self, Py_ssize_t count):
-        """count bytes were written to target(). The whole requests, in order."""
+        """To be called when count bytes were written to target(). Returns the complete requests, in order."""
         cdef Py_ssize_t room
         if self._frame is not None:
             room = min(self._size, len(self._frame)) - self._filled
         else:
             room = len(self._scratch)
         if count < 0 or count > room:
-            raise ValueError(f"{count} bytes can not have come where {room} fit")
+            raise ValueError(f"{count} bytes do not fit into a target of {room}")
         if self._frame is None:
             return self._cut(<const uint8_t*> PyByteArray_AS_STRING(self._scratch), count)
         self._filled += count
         return self._finish_or_grow()
 
     def feed(self, data):
-        """As target() and arrived(), for bytes that came another way."""
+        """target() and arrived() for bytes that were received in another buffer."""
         cdef list requests = []
         rest = memoryview(data)
         while rest:
@@ -157,7 +156,7 @@ cdef class FrameReader:
             larger = self._pool.take(self._size if self._size <= C_EAGER_BYTES_MAX else min(self._size, 2 * room))
             assert room < len(larger)
             memcpy(PyByteArray_AS_STRING(larger), PyByteArray_AS_STRING(frame), room)
-            self._pool.give(frame)
+            self._pool.put_back(frame)
             self._frame = larger
         return []
 
@@ -178,7 +177,7 @@ cdef class FrameReader:
                 size = size_at(self._head)
                 self._head_bytes = 0
             if not 0 < size <= self._max:
-                raise MalformedRequest(f"a request of {size:,} bytes")
+                raise MalformedRequest(f"invalid request size: {size:,} bytes")
             if end - position < size:
                 self._begin(size, data + position, end - position)
                 break
@@ -192,7 +191,7 @@ cdef class FrameReader:
         if size < C_FIRST_BYTES:
             frame = PyByteArray_FromStringAndSize(NULL, size)
         else:
-            # Who has just sent as much is believed, as far as it takes no new memory.
+            # Trust the announced size if the client just sent a similar request and a free buffer covers it.
             if size <= 2 * self._last_large:
                 frame = self._pool.take_free(size)
             if frame is None:

@@ -1,10 +1,11 @@
 # cython: boundscheck=False, wraparound=False
-"""Produce and Fetch, by hand: records stay where they are and are named by position, never copied.
+"""Hand-written codecs of Produce and Fetch: records are referred to by position and never copied.
 
-Answers to Fetch come as a list of buffers: the small pieces we write, and between them the records
-as the log gave them, for one gathering write.
+A Fetch response is a list of buffers for one gathering write: small encoded pieces, and between them the records as the
+log returned them.
 """
 
+cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint32_t
 
@@ -13,8 +14,8 @@ from headrace.wire.kafka.primitives cimport Reader, Writer, reader_of
 from headrace.errors import MalformedRequest
 
 cdef enum:
-    INLINE_RECORDS_MAX = 2048   # smaller records are cheaper to copy than to send as a piece of their own
-    PARTITIONS_MAX = 200_000    # and topics, which may have none
+    INLINE_RECORDS_MAX = 2048   # copying smaller records is cheaper than sending them as a separate buffer
+    PARTITIONS_MAX = 200_000    # topics and partitions in one request
 
 
 cdef inline object topic_key(Reader reader, bint flexible, bint by_id):
@@ -24,7 +25,7 @@ cdef inline object topic_key(Reader reader, bint flexible, bint by_id):
 def parse_produce(buffer, Py_ssize_t position, Py_ssize_t end, int version):
     """(transactional id, acks, timeout in ms, [(topic name or id, [(partition, start, end)])]).
 
-    start and end are positions of the records in buffer; start is -1 where there are none.
+    start and end are the position of the records in buffer; start is -1 if they are null.
     """
     cdef Reader reader = reader_of(buffer, position, end)
     cdef bint flexible = version >= 9
@@ -64,7 +65,7 @@ def parse_produce(buffer, Py_ssize_t position, Py_ssize_t end, int version):
 def produce_response(int version, int64_t correlation_id, list topics not None, int64_t throttle_ms):
     """topics: [(name or id, [(partition, error, base offset, append time, log start, message or None, records)])].
 
-    records are the places in the batch of those that it was refused for, all for the reason that the message gives.
+    records are the indexes in the batch of the records that caused the error; the message applies to all of them.
     """
     cdef Writer writer = Writer()
     cdef bint flexible = version >= 9
@@ -108,8 +109,34 @@ def produce_response(int version, int64_t correlation_id, list topics not None, 
     return writer.finish()
 
 
+@cython.final
+cdef class FetchRequest:
+    """A parsed Fetch request.
+
+    topics: [(name or id, [(partition, leader epoch, offset, max bytes)])]; forgotten: [(name or id, [partition])].
+    """
+    cdef readonly int64_t replica_id, max_wait_ms, min_bytes, max_bytes, isolation, session_id, session_epoch
+    cdef readonly list topics, forgotten
+
+
+@cython.final
+@cython.freelist(16)
+cdef class FetchResult:
+    """The answer for one partition. aborted: [(producer id, first offset)], None unless the client reads committed."""
+    cdef readonly int64_t partition, error, high_watermark, last_stable, log_start
+    cdef readonly object aborted, records
+
+    def __init__(
+        self, int64_t partition, int64_t error, int64_t high_watermark=-1, int64_t last_stable=-1,
+        int64_t log_start=-1, aborted=None, records=None,
+    ):
+        self.partition, self.error, self.high_watermark = partition, error, high_watermark
+        self.last_stable, self.log_start = last_stable, log_start
+        self.aborted, self.records = aborted, records
+
+
 cdef int64_t replica_in_tags(Reader reader, int version) except? -2:
-    """The replica id of a version 15 request's tag 1; other tags are passed over."""
+    """The replica id of a version 15 request's tag 1; other tags are skipped."""
     cdef int64_t replica = -1
     cdef uint32_t left = reader.unsigned_varint()
     cdef uint32_t tag, size
@@ -127,27 +154,22 @@ cdef int64_t replica_in_tags(Reader reader, int version) except? -2:
 
 
 def parse_fetch(buffer, Py_ssize_t position, Py_ssize_t end, int version):
-    """(replica id, max wait ms, min bytes, max bytes, isolation, session id, session epoch, topics, forgotten).
-
-    topics: [(name or id, [(partition, leader epoch, offset, max bytes)])]; forgotten: [(name or id, [partition])].
-    """
     cdef Reader reader = reader_of(buffer, position, end)
     cdef bint flexible = version >= 12
     cdef bint by_id = version >= 13
-    cdef int64_t replica = -1
-    cdef int64_t session_id = 0, session_epoch = -1, leader_epoch, offset
+    cdef FetchRequest request = FetchRequest.__new__(FetchRequest)
+    cdef int64_t leader_epoch, offset
     cdef int64_t total = 0
     cdef Py_ssize_t topics, partitions, t, p
     cdef list wanted = [], forgotten = [], parts
-    if version < 15:
-        replica = reader.int32()
-    max_wait_ms = reader.int32()
-    min_bytes = reader.int32()
-    max_bytes = reader.int32()
-    isolation = reader.int8()
-    if version >= 7:
-        session_id = reader.int32()
-        session_epoch = reader.int32()
+    request.topics, request.forgotten = wanted, forgotten
+    request.replica_id = reader.int32() if version < 15 else -1
+    request.max_wait_ms = reader.int32()
+    request.min_bytes = reader.int32()
+    request.max_bytes = reader.int32()
+    request.isolation = reader.int8()
+    request.session_id = reader.int32() if version >= 7 else 0
+    request.session_epoch = reader.int32() if version >= 7 else -1
     topics = reader.count(flexible, False, 6)
     for t in range(topics):
         topic = topic_key(reader, flexible, by_id)
@@ -188,25 +210,22 @@ def parse_fetch(buffer, Py_ssize_t position, Py_ssize_t end, int version):
         reader.string(flexible, False)
     if flexible:
         if version >= 15:
-            replica = replica_in_tags(reader, version)
+            request.replica_id = replica_in_tags(reader, version)
         else:
             reader.skip_tags()
-    return replica, max_wait_ms, min_bytes, max_bytes, isolation, session_id, session_epoch, wanted, forgotten
+    return request
 
 
 def fetch_response(
     int version, int64_t correlation_id, int64_t throttle_ms, int error, int64_t session_id, list topics not None
 ):
-    """The whole answer as a list of buffers.
-
-    topics: [(name or id, [(partition, error, high watermark, last stable offset, log start,
-    aborted [(producer id, first offset)] or None, records or None)])].
-    """
+    """The whole response as a list of buffers. topics: [(name or id, [FetchResult])]."""
     cdef Writer writer = Writer(512)
     cdef bint flexible = version >= 12
     cdef bint by_id = version >= 13
     cdef list pieces = []
     cdef Py_ssize_t cut = 0, size, total = 0
+    cdef FetchResult result
     cdef const unsigned char[::1] view
     writer.int32(0)
     writer.int32(correlation_id)
@@ -223,18 +242,19 @@ def fetch_response(
         else:
             writer.string(topic, flexible)
         writer.count(len(parts), flexible)
-        for index, code, high_watermark, stable, log_start, aborted, records in parts:
-            writer.int32(index)
-            writer.int16(code)
-            writer.int64(high_watermark)
-            writer.int64(stable)
+        for result in parts:
+            records = result.records
+            writer.int32(result.partition)
+            writer.int16(result.error)
+            writer.int64(result.high_watermark)
+            writer.int64(result.last_stable)
             if version >= 5:
-                writer.int64(log_start)
-            if aborted is None:
+                writer.int64(result.log_start)
+            if result.aborted is None:
                 writer.count(-1, flexible)
             else:
-                writer.count(len(aborted), flexible)
-                for producer_id, first_offset in aborted:
+                writer.count(len(result.aborted), flexible)
+                for producer_id, first_offset in result.aborted:
                     writer.int64(producer_id)
                     writer.int64(first_offset)
                     if flexible:
@@ -260,7 +280,7 @@ def fetch_response(
     total += writer.size - 4
     if cut < writer.size:
         pieces.append(PyBytes_FromStringAndSize(<const char*> writer.data + cut, writer.size - cut))
-    # The size stands in the first piece, which was cut before the rest was known.
+    # The size is in the first piece, which was cut before the total was known.
     head = bytearray(pieces[0])
     head[0:4] = total.to_bytes(4, "big")
     pieces[0] = bytes(head)

@@ -1,5 +1,8 @@
-"""Metadata, by hand: a topic is encoded once per shape of the protocol and kept, so that an answer for
-1,000 topics with 10 partitions each is a join of pieces."""
+"""Hand-written codec of Metadata.
+
+Topics are encoded one by one, so that the caller can cache them: a response for 1,000 topics with 10 partitions each is
+then a join of ready pieces.
+"""
 
 import struct
 from collections.abc import Iterable
@@ -12,14 +15,14 @@ from headrace.wire.kafka.schema import request_struct
 METADATA = 3
 NO_ID = bytes(16)
 FLEXIBLE_FROM = 9
-OPERATIONS_FROM = 8  # of topics; those of the cluster up to version 10
+OPERATIONS_FROM = 8  # authorized operations of topics; those of the cluster only up to version 10
 UNKNOWN_OPERATIONS = -0x80000000
 
 
 class MetadataRequest(NamedTuple):
     topics: list[tuple[str | None, bytes]] | None  # (name, id); None = all
     allow_auto_create: bool
-    topic_operations: bool  # to be told what may be done with them
+    topic_operations: bool  # whether the response includes authorized operations
     cluster_operations: bool
 
 
@@ -42,7 +45,7 @@ def parse(body: memoryview, position: int, version: int, elements_max: int) -> M
     request = decode(request_struct(METADATA, version), body, position, elements_max)
     topics = request.topics
     if version == 0 and not topics:
-        topics = None  # the first version had no other way to say "all"
+        topics = None  # version 0 has no null array
     if topics is not None:
         topics = [(topic.name, getattr(topic, "topic_id", NO_ID)) for topic in topics]
     return MetadataRequest(
@@ -54,7 +57,7 @@ def parse(body: memoryview, position: int, version: int, elements_max: int) -> M
 
 
 def shape_of(version: int) -> int:
-    """Versions with the same shape encode a topic in the same bytes."""
+    """The lowest version that encodes a topic in the same bytes as this one."""
     for first in (12, 10, 9, 8, 7, 5, 1):
         if version >= first:
             return first
@@ -80,7 +83,7 @@ def encode_topic(topic: Topic, version: int, node_id: int) -> bytes:
 
 
 def with_operations(encoded: bytes, version: int, operations: int) -> bytes:
-    """A topic as encode_topic made it, for who asked what it may do with it."""
+    """A topic encoded by encode_topic, with its authorized operations filled in."""
     if version < OPERATIONS_FROM:
         return encoded
     tags = 1 if version >= FLEXIBLE_FROM else 0
@@ -95,7 +98,7 @@ PLAIN = struct.Struct(">hiiiiii")
 
 
 def partition(index: int, epoch: int, version: int, node_id: int) -> bytes:
-    """One node leads, holds and is in sync with everything."""
+    """One node is the leader, the only replica and in sync."""
     if version >= FLEXIBLE_FROM:
         return FLEXIBLE.pack(0, index, node_id, epoch, 2, node_id, 2, node_id, 1, 0)
     if version >= 7:
@@ -115,7 +118,7 @@ def response(
     topics: Iterable[bytes],
     cluster_operations: int = UNKNOWN_OPERATIONS,
 ) -> list[bytes]:
-    """topics are encode_topic's bytes. A list of buffers: size and head, topics, tail."""
+    """The response as a list of buffers. topics: results of encode_topic."""
     flexible = version >= FLEXIBLE_FROM
     topics = list(topics)
     head = bytearray(struct.pack(">i", correlation_id))

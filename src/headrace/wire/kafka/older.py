@@ -1,10 +1,10 @@
-"""Versions that Kafka 4 has no more and clients of 2021 ask for.
+"""Request versions that Kafka 4 dropped and clients of 2021 still use.
 
-librdkafka up to 1.7 finds the beginning and the end of a log with ListOffsets 0, and reads nothing without it. Sarama
-commits offsets with OffsetCommit 1 and, left to itself, describes configs with version 0. kafka-go makes and deletes
-topics with version 0.
+librdkafka up to 1.7 finds the start and end of a log with ListOffsets 0, and reads nothing without it. Sarama commits
+offsets with OffsetCommit 1 and by default describes configs with version 0. kafka-go creates and deletes topics with
+version 0.
 
-kio begins after them, so each is told as what sets it apart from the oldest version that kio knows.
+kio lacks these versions, so each is described by its difference from the oldest version that kio has.
 """
 
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ from headrace.wire.kafka.apis import Api
 
 
 class Difference(NamedTuple):
-    version: int  # from which it differs
+    version: int  # the version that it is compared to
     without: tuple[str, ...]  # struct.field
-    after: Mapping[str, tuple[str, str, Any]] = MappingProxyType({})  # struct.field -> what follows: name, kind, type
+    after: Mapping[str, tuple[str, str, Any]] = MappingProxyType({})  # struct.field -> next field: name, kind, type
 
 
 OLDER: dict[tuple[int, int], Difference] = {

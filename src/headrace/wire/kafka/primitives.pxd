@@ -1,4 +1,4 @@
-# The primitive types of Kafka's protocol, with an end on every read.
+# The primitive types of the Kafka protocol, with a bounds check on every read.
 cimport cython
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 

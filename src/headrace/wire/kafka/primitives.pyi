@@ -1,9 +1,9 @@
 from typing_extensions import Buffer
 
 class Reader:
-    """Reads one request; its reads are C-level only (see the .pxd)."""
+    """Reads one request. Its methods are callable from Cython only (see the .pxd)."""
     def __init__(self, buffer: Buffer, position: int = 0, end: int = -1) -> None: ...
 
 class Writer:
-    """Collects one answer; its writes are C-level only (see the .pxd)."""
+    """Collects one response. Its methods are callable from Cython only (see the .pxd)."""
     def __init__(self, capacity: int = 256) -> None: ...

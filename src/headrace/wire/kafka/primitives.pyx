@@ -1,6 +1,9 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True
-"""The primitive types of Kafka's protocol. Every read knows its end, every count is believed only if
-the bytes that are left could hold it, and nothing is allocated on the word of a length alone."""
+"""The primitive types of the Kafka protocol.
+
+Every read is bounds-checked, a count is accepted only if the remaining bytes could hold so many elements, and no memory
+is allocated because of a length alone.
+"""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -17,19 +20,19 @@ cdef extern from "Python.h":
 
 
 cdef enum:
-    STRING_BYTES_MAX = 0x7FFF   # in every version, as in Kafka: who is told a name may have one with no room for more
+    STRING_BYTES_MAX = 0x7FFF   # in every version, as in Kafka: a response of an older version has no room for more
     MESSAGE_CHARS_MAX = 1000
 
 
 cdef class Reader:
-    """Reads one request. Holds the buffer until it is released or collected."""
+    """Reads one request. Holds the buffer until it is deallocated."""
 
     def __init__(self, buffer, Py_ssize_t position=0, Py_ssize_t end=-1):
         self.begin(buffer, position, end)
 
     cdef int begin(self, buffer, Py_ssize_t position, Py_ssize_t end) except -1:
         if self.held:
-            raise ValueError("a reader reads one buffer")
+            raise ValueError("a Reader can read only one buffer")
         PyObject_GetBuffer(buffer, &self.view, PyBUF_SIMPLE)
         self.held = True
         self.data = <const uint8_t*> self.view.buf
@@ -45,7 +48,7 @@ cdef class Reader:
 
     cdef int need(self, Py_ssize_t size) except -1:
         if size < 0 or size > self.end - self.position:
-            raise MalformedRequest(f"{size} bytes wanted at {self.position}, {self.end - self.position} left")
+            raise MalformedRequest(f"{size} bytes needed at position {self.position}, {self.end - self.position} left")
         return 0
 
     cdef int64_t int8(self) except? -1:
@@ -94,7 +97,7 @@ cdef class Reader:
         return <uint32_t> value
 
     cdef Py_ssize_t length(self, bint flexible, bint wide, bint nullable) except? -2:
-        """Bytes of a string (narrow) or octets (wide) that are really there; -1 is null."""
+        """The length of a string (narrow) or octets (wide), checked against the remaining bytes; -1 is null."""
         cdef Py_ssize_t size
         if flexible:
             size = <Py_ssize_t> self.unsigned_varint() - 1
@@ -107,7 +110,7 @@ cdef class Reader:
                 return -1
             raise MalformedRequest(f"length {size} at {self.position}")
         if not wide and size > STRING_BYTES_MAX:
-            raise MalformedRequest(f"a string of {size:,} bytes at {self.position}")
+            raise MalformedRequest(f"string of {size:,} bytes at {self.position} is too long")
         self.need(size)
         return size
 
@@ -134,7 +137,7 @@ cdef class Reader:
         try:
             return PyUnicode_DecodeUTF8(start, size, NULL)
         except UnicodeDecodeError as error:
-            raise MalformedRequest(f"a string that is not UTF-8 before {self.position}") from error
+            raise MalformedRequest(f"string before {self.position} is not UTF-8") from error
 
     cdef object octets(self, bint flexible, bint nullable):
         cdef Py_ssize_t size = self.length(flexible, True, nullable)
@@ -161,14 +164,14 @@ cdef class Reader:
 
 
 cdef Reader reader_of(buffer, Py_ssize_t position, Py_ssize_t end):
-    """As Reader(buffer, position, end), without the way through Python's arguments: it is made for every request."""
+    """Reader(buffer, position, end) without the cost of Python arguments: one is made for every request."""
     cdef Reader reader = Reader.__new__(Reader)
     reader.begin(buffer, position, end)
     return reader
 
 
 cdef class Writer:
-    """Collects one answer in a buffer of its own."""
+    """Collects one response in a buffer of its own."""
 
     def __cinit__(self, Py_ssize_t capacity=256):
         self.data = <uint8_t*> malloc(capacity)
@@ -237,7 +240,7 @@ cdef class Writer:
         if wide:
             return self.int32(value)
         if value > STRING_BYTES_MAX:
-            raise OverflowError(f"a string of {value} bytes")
+            raise OverflowError(f"string of {value} bytes is too long")
         return self.int16(value)
 
     cdef int count(self, Py_ssize_t value, bint flexible) except -1:
@@ -274,7 +277,7 @@ cdef class Writer:
         return self.raw(<const uint8_t*> text, size)
 
     cdef int message(self, str value, bint flexible) except -1:
-        """Text for people. It may repeat a name that is as long as the field: it is cut to what always has room."""
+        """Write an error message. It may contain a name of any length, so it is truncated."""
         if value is not None and len(value) > MESSAGE_CHARS_MAX:
             value = value[:MESSAGE_CHARS_MAX]
         return self.string(value, flexible)

@@ -1,5 +1,8 @@
-"""kio's dataclasses, compiled to what codec.pyx runs. Loaded per API and version when first asked for:
-all of them would cost seconds and 200 MB, and a broker that no Kafka client comes to needs none."""
+"""Compiles kio's dataclasses to the Structs of codec.pyx.
+
+Each API and version is loaded when first used: all of them would take seconds and 200 MB, and a broker without Kafka
+clients needs none.
+"""
 
 import dataclasses
 import sys
@@ -23,12 +26,12 @@ ZEROS: dict[str, object] = {
     "float64": 0.0,
 }
 OF_AN_ENTITY = {"__module__", "__type__", "__version__", "__flexible__", "__api_key__", "__header_schema__"}
-TIMES = {"timedelta_i32", "timedelta_i64", "datetime_i64"}  # we hold them as plain milliseconds
+TIMES = {"timedelta_i32", "timedelta_i64", "datetime_i64"}  # held as plain milliseconds
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
-    """What the annotation of a field says."""
+    """The type of a field, from its annotation."""
 
     kafka_type: str
     array: bool
@@ -38,10 +41,10 @@ class Shape:
 
 @cache
 def _kio() -> types.SimpleNamespace:
-    """Without hypothesis, which kio imports wherever it is installed, for strategies that no broker needs."""
+    """Import kio without hypothesis, which it imports if installed and a broker does not need."""
     hidden = "hypothesis" not in sys.modules
     if hidden:
-        sys.modules["hypothesis"] = None  # type: ignore[assignment]  # how Python says: not to be imported
+        sys.modules["hypothesis"] = None  # type: ignore[assignment]  # makes Python refuse the import
     try:
         from kio.index import load_request_schema, load_response_schema
         from kio.schema.index import api_key_map, schema_name_map
@@ -78,7 +81,7 @@ def _entity(load: Callable[[int, int], type], api_key: int, version: int) -> typ
 
 
 def older(entity: type, difference: Difference) -> type:
-    """The dataclass that kio would have for it."""
+    """The dataclass that kio would have for the older version."""
     fields = []
     known = shapes(entity)
     for field in dataclasses.fields(entity):
@@ -86,7 +89,7 @@ def older(entity: type, difference: Difference) -> type:
         if place not in difference.without:
             shape, hint = known[field.name], typing.get_type_hints(entity)[field.name]
             if shape.nested is not None:
-                assert shape.array and not shape.nullable, "all that the older versions have"
+                assert shape.array and not shape.nullable, "older versions have no other nesting"
                 hint = tuple[older(shape.nested, difference), ...]  # type: ignore[misc]
             fields.append((field.name, hint, dataclasses.field(default=field.default, metadata=field.metadata)))
         if place in difference.after:
@@ -101,7 +104,7 @@ def newest(api_key: int) -> int:
 
 
 def compile_struct(entity: type, latest: type | None) -> Struct:
-    """latest is the same struct in the newest version, where fields this version lacks are looked up."""
+    """latest is the same struct in the newest version: its fields that this version lacks get their defaults."""
     flexible: bool = entity.__flexible__  # type: ignore[attr-defined]
     later = shapes(latest) if latest is not None else {}
     fields = []
@@ -138,7 +141,7 @@ def compile_struct(entity: type, latest: type | None) -> Struct:
 
 @cache
 def names_in_all_versions(entity: type) -> frozenset[str]:
-    """Every field that a struct of this name has in any version of its API."""
+    """The names of all fields that a struct of this name has in any version of its API."""
     api_key: int = entity.__api_key__  # type: ignore[attr-defined]
     path = entity.__module__.split(".")  # kio.schema.<name>.v<version>.<request or response>
     load = _kio().request if path[-1] == "request" else _kio().response
@@ -167,7 +170,7 @@ def shape_of(field: "dataclasses.Field[Any]", hint: Any) -> Shape:
     nested: type | None = hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
     kafka_type = "struct" if nested is not None else field.metadata["kafka_type"]
     if kafka_type == "uuid" or kafka_type in TIMES:
-        nullable = nullable and array  # they have no null on the wire: zeros, or -1, stand for it
+        nullable = nullable and array  # no null on the wire: zeros or -1 stand for it
     if "tag" in field.metadata and not array and kafka_type == "struct":
         nullable = False  # a tagged struct is absent, never null
     return Shape(kafka_type, array, nullable, nested)

@@ -1,30 +1,29 @@
-"""What there is to say of a cluster of one."""
+"""The APIs about the cluster, which has one broker: versions, features, log dirs, leaders, telemetry, ACLs."""
 
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.broker.streams.streams import Stream
 from headrace.errors import HeadraceError
 from headrace.listeners.kafka.admin.configs import BROKER, GROUP, TOPIC
-from headrace.listeners.kafka.admin.features import FEATURES
-from headrace.listeners.kafka.auth import access, operations
+from headrace.listeners.kafka.auth.access import operations_on_cluster
+from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.errors import Code, code_of
 from headrace.listeners.kafka.request_pipeline import Request
 from headrace.wire.kafka.apis import VERSIONS, Api
 from headrace.wire.kafka.codec import encode
 from headrace.wire.kafka.schema import response_struct
 
-if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaListener
-
 BROKERS = 1
-PREFERRED, UNCLEAN = 0, 1  # kinds of an election
+PREFERRED, UNCLEAN = 0, 1  # types of leader election
 TELEMETRY_INTERVAL_MS = 300_000
-NO_SECURITY = "there are no ACLs here: what users may do is given with headrace user grant"
+FEATURES = {"transaction.version": 2}  # finalized features (KIP-584); this one is KIP-890
+UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3  # types of feature updates
+NO_SECURITY = "Headrace has no ACLs: grant permissions with `headrace user grant`"
 
 
-def api_versions(listener: "KafkaListener", request: Request) -> None:
-    """A version we do not know is answered in the oldest one, with an error that names ours."""
+def api_versions(context: KafkaContext, request: Request) -> None:
+    """An unknown version is answered in version 0, with an error and the supported versions."""
     known = request.version <= VERSIONS[Api.API_VERSIONS].highest
     version = request.version if known else 0
     values: dict[str, Any] = {
@@ -39,37 +38,74 @@ def api_versions(listener: "KafkaListener", request: Request) -> None:
         values["finalized_features"] = [
             {"name": name, "min_version_level": level, "max_version_level": level} for name, level in FEATURES.items()
         ]
-    if version >= 4:  # one that can be off is not shown to older clients, as in Kafka: Java's of then fail over it
+    if version >= 4:  # as in Kafka: older Java clients fail on a feature whose minimum is 0
         values["supported_features"] = [
             {"name": name, "min_version": 0, "max_version": level} for name, level in FEATURES.items()
         ]
     request.answer([encode(response_struct(Api.API_VERSIONS, version), values, request.correlation_id, False)])
 
 
-async def describe_cluster(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    host, port = listener.address_for(request.connection)
+async def update_features(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    """All updates or none, as in Kafka. No level can change: an update may only repeat the present level."""
+    for one in fields.feature_updates:
+        reason = refusal_of(one.feature, one.max_version_level, change_of(one, request.version))
+        if reason is not None:
+            wrong = f"Invalid update version {one.max_version_level} for feature {one.feature}. {reason}"
+            return {"error_code": Code.INVALID_UPDATE_VERSION, "error_message": wrong}
+    if request.version >= 2:  # one result for all updates
+        return {}
+    names = dict.fromkeys(one.feature for one in fields.feature_updates)
+    return {"results": [{"feature": name} for name in names]}
+
+
+def change_of(one: Any, version: int) -> int:
+    if version == 0:
+        return SAFE_DOWNGRADE if one.allow_downgrade else UPGRADE
+    kind: int = one.upgrade_type
+    return kind
+
+
+def refusal_of(feature: str, level: int, change: int) -> str | None:
+    have = FEATURES.get(feature)
+    if change not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
+        return f"The upgrade type {change} is unknown."
+    if have is None:
+        return "The feature is not supported."
+    if level < 0:
+        return "The level must not be negative."
+    if level > have:
+        return f"The highest supported level is {have}."
+    if level < have and change == UPGRADE:
+        return f"The present level is {have}: an upgrade cannot lower it."
+    if level < have:
+        return f"The level is fixed at {have}: clients that do not know the feature are served without it."
+    return None
+
+
+async def describe_cluster(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    host, port = context.address_of(request)
     return {
-        "cluster_id": listener.cluster_id,
-        "controller_id": listener.node_id,
+        "cluster_id": context.cluster_id,
+        "controller_id": context.node_id,
         "endpoint_type": fields.endpoint_type or BROKERS,
-        "brokers": [{"broker_id": listener.node_id, "host": host, "port": port}],
-        "cluster_authorized_operations": operations.on_cluster(
-            access.of(listener, request), asked=fields.include_cluster_authorized_operations
+        "brokers": [{"broker_id": context.node_id, "host": host, "port": port}],
+        "cluster_authorized_operations": operations_on_cluster(
+            context.access_of(request), asked=fields.include_cluster_authorized_operations
         ),
     }
 
 
-async def describe_log_dirs(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def describe_log_dirs(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     chosen: list[tuple[Stream, set[int] | None]] = []
     if fields.topics is None:
-        chosen = [(stream, None) for stream in listener.topics.all()]
+        chosen = [(stream, None) for stream in context.topics.all()]
     else:
         for topic in fields.topics:
             try:
-                chosen.append((listener.topics.find(topic.topic), set(topic.partitions)))
+                chosen.append((context.topics.find(topic.topic), set(topic.partitions)))
             except HeadraceError:
                 continue
-    free = listener.broker.disk.free_bytes(listener.broker.config.data_dir)
+    free = context.broker.disk.free_bytes(context.broker.config.data_dir)
     topics = [
         {
             "name": stream.name,
@@ -81,11 +117,11 @@ async def describe_log_dirs(listener: "KafkaListener", request: Request, fields:
         }
         for stream, numbers in chosen
     ]
-    used = sum(partition.size_bytes for stream in listener.topics.all() for partition in stream.partitions)
+    used = sum(partition.size_bytes for stream in context.topics.all() for partition in stream.partitions)
     return {
         "results": [
             {
-                "log_dir": listener.broker.config.data_dir,
+                "log_dir": context.broker.config.data_dir,
                 "topics": topics,
                 "total_bytes": free + used,
                 "usable_bytes": free,
@@ -94,18 +130,18 @@ async def describe_log_dirs(listener: "KafkaListener", request: Request, fields:
     }
 
 
-async def alter_replica_log_dirs(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    """There is one folder, and everything is in it."""
-    allowed = access.of(listener, request)
+async def alter_replica_log_dirs(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    """All logs are in one data folder and cannot be moved."""
+    allowed = context.access_of(request)
     results = []
     for folder in fields.dirs:
         for topic in folder.topics:
             parts = []
             for number in topic.partitions:
-                code = Code.NONE if folder.path == listener.broker.config.data_dir else Code.LOG_DIR_NOT_FOUND
+                code = Code.NONE if folder.path == context.broker.config.data_dir else Code.LOG_DIR_NOT_FOUND
                 try:
                     allowed.administer()
-                    listener.topics.partition(topic.name, number)
+                    context.topics.partition(topic.name, number)
                 except HeadraceError as error:
                     code = code_of(error)
                 parts.append({"partition_index": number, "error_code": code})
@@ -113,10 +149,10 @@ async def alter_replica_log_dirs(listener: "KafkaListener", request: Request, fi
     return {"results": results}
 
 
-async def describe_quorum(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    """Kafka's controllers vote in a topic of their own; one node is of one mind."""
-    host, port = listener.address_for(request.connection)
-    state = {"replica_id": listener.node_id, "log_end_offset": 0}
+async def describe_quorum(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    """The quorum of controllers: this broker is its only voter."""
+    host, port = context.address_of(request)
+    state = {"replica_id": context.node_id, "log_end_offset": 0}
     return {
         "topics": [
             {
@@ -124,7 +160,7 @@ async def describe_quorum(listener: "KafkaListener", request: Request, fields: A
                 "partitions": [
                     {
                         "partition_index": one.partition_index,
-                        "leader_id": listener.node_id,
+                        "leader_id": context.node_id,
                         "current_voters": [state],
                     }
                     for one in topic.partitions
@@ -132,12 +168,12 @@ async def describe_quorum(listener: "KafkaListener", request: Request, fields: A
             }
             for topic in fields.topics
         ],
-        "nodes": [{"node_id": listener.node_id, "listeners": [{"name": "KAFKA", "host": host, "port": port}]}],
+        "nodes": [{"node_id": context.node_id, "listeners": [{"name": "KAFKA", "host": host, "port": port}]}],
     }
 
 
-async def elect_leaders(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    """The leader is who it was."""
+async def elect_leaders(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    """No election is ever needed: this broker leads all partitions."""
     if fields.topic_partitions is None:
         return {}
     if fields.election_type not in (PREFERRED, UNCLEAN):
@@ -146,55 +182,55 @@ async def elect_leaders(listener: "KafkaListener", request: Request, fields: Any
         "replica_election_results": [
             {
                 "topic": topic.topic,
-                "partition_result": [election(listener, topic.topic, number) for number in topic.partitions],
+                "partition_result": [election(context, topic.topic, number) for number in topic.partitions],
             }
             for topic in fields.topic_partitions
         ]
     }
 
 
-def election(listener: "KafkaListener", topic: str, number: int) -> dict[str, Any]:
+def election(context: KafkaContext, topic: str, number: int) -> dict[str, Any]:
     try:
-        listener.topics.partition(topic, number)
-        code, message = Code.ELECTION_NOT_NEEDED, "there is one node, and it leads"
+        context.topics.partition(topic, number)
+        code, message = Code.ELECTION_NOT_NEEDED, "the only broker is the leader"
     except HeadraceError as error:
         code, message = code_of(error), str(error)
     return {"partition_id": number, "error_code": code, "error_message": message}
 
 
-async def alter_partition_reassignments(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def alter_partition_reassignments(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     return {
         "allow_replication_factor_change": fields.allow_replication_factor_change,
         "responses": [
             {
                 "name": topic.name,
-                "partitions": [reassignment(listener, topic.name, one) for one in topic.partitions],
+                "partitions": [reassignment(context, topic.name, one) for one in topic.partitions],
             }
             for topic in fields.topics
         ],
     }
 
 
-def reassignment(listener: "KafkaListener", topic: str, one: Any) -> dict[str, Any]:
+def reassignment(context: KafkaContext, topic: str, one: Any) -> dict[str, Any]:
     answer: dict[str, Any] = {"partition_index": one.partition_index}
     try:
-        listener.topics.partition(topic, one.partition_index)
+        context.topics.partition(topic, one.partition_index)
     except HeadraceError as error:
         return {**answer, "error_code": code_of(error), "error_message": str(error)}
     if one.replicas is None:
         return {**answer, "error_code": Code.NO_REASSIGNMENT_IN_PROGRESS}
-    if one.replicas != [listener.node_id]:
-        message = f"there is one node, {listener.node_id}"
+    if one.replicas != [context.node_id]:
+        message = f"the only broker is {context.node_id}"
         return {**answer, "error_code": Code.INVALID_REPLICA_ASSIGNMENT, "error_message": message}
     return answer
 
 
-async def list_partition_reassignments(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def list_partition_reassignments(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     return {}
 
 
-async def get_telemetry_subscriptions(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    """We want no metrics of clients: an id, an empty subscription, and come back in five minutes."""
+async def get_telemetry_subscriptions(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    """The broker collects no client metrics: an empty subscription, to be asked for again in five minutes."""
     known = fields.client_instance_id
     return {
         "client_instance_id": known if any(known) else uuid.uuid4().bytes,
@@ -205,17 +241,17 @@ async def get_telemetry_subscriptions(listener: "KafkaListener", request: Reques
     }
 
 
-async def push_telemetry(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def push_telemetry(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     return {} if fields.terminating else {"error_code": Code.UNKNOWN_SUBSCRIPTION_ID}
 
 
-async def list_config_resources(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    if request.version == 0:  # of settings for the metrics of clients, and of nothing else
+async def list_config_resources(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    if request.version == 0:  # lists client metrics resources only
         return {"config_resources": []}
     names = {
-        TOPIC: [stream.name for stream in listener.topics.all()],
-        BROKER: [str(listener.node_id)],
-        GROUP: listener.coordination.shares.configured(),
+        TOPIC: [stream.name for stream in context.topics.all()],
+        BROKER: [str(context.node_id)],
+        GROUP: context.coordination.shares.configured(),
     }
     wanted = set(fields.resource_types) or set(names)
     return {
@@ -225,19 +261,19 @@ async def list_config_resources(listener: "KafkaListener", request: Request, fie
     }
 
 
-async def describe_client_quotas(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def describe_client_quotas(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     return {"entries": []}
 
 
-async def describe_acls(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def describe_acls(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     return {"error_code": Code.SECURITY_DISABLED, "error_message": NO_SECURITY}
 
 
-async def create_acls(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def create_acls(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     refused = {"error_code": Code.SECURITY_DISABLED, "error_message": NO_SECURITY}
     return {"results": [refused for _ in fields.creations]}
 
 
-async def delete_acls(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def delete_acls(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     refused = {"error_code": Code.SECURITY_DISABLED, "error_message": NO_SECURITY}
     return {"filter_results": [refused for _ in fields.filters]}

@@ -1,26 +1,26 @@
-"""What settings mean, for clients that ask for it beside their values (KIP-569)."""
+"""Documentation of configs, for clients that ask for it in DescribeConfigs (KIP-569)."""
 
 from headrace.config import SETTINGS
 
 HELP = {setting.name: setting.help for setting in SETTINGS}
-NO_EFFECT = "Taken and without effect: one node that syncs before it confirms has no use for it."
-NO_TIERS = "Can only be false: there is no remote storage here."
-AS_IT_CHANGES = "Taken and without effect: an assignment is made when something changes."
+NO_EFFECT = "Accepted, but has no effect: this broker has no replicas and syncs before it confirms."
+NO_TIERS = "Must be false: remote storage is not supported."
+AS_IT_CHANGES = "Accepted, but has no effect: assignments are computed whenever members or topics change."
 
-# Where our own text has our own words; the others are those of the settings that they are here, see configs.py.
+# Texts where Kafka's terms differ from those of the broker's setting; all others use the setting's help text.
 TOPIC = {
-    "max.compaction.lag.ms": "A message that is older than this, and was not looked at by compaction yet, has the log "
-    "compacted, whatever `min.cleanable.dirty.ratio` says.",
-    "message.timestamp.type": "Whose time a record carries: `CreateTime` is its producer's, `LogAppendTime` is the "
-    "broker's when it is stored.",
-    "retention.ms": "Messages older than this are removed, a sealed segment at a time; -1 keeps them.",
+    "max.compaction.lag.ms": "The log is compacted, regardless of `min.cleanable.dirty.ratio`, when a message that was "
+    "not compacted yet is older than this.",
+    "message.timestamp.type": "The timestamp of records: `CreateTime` is set by the producer, `LogAppendTime` by the "
+    "broker when it appends the record.",
+    "retention.ms": "Messages older than this are deleted, one sealed segment at a time; -1 keeps them forever.",
 }
 BROKER = {
     "advertised.listeners": HELP["kafka_advertised"],
     "auto.create.topics.enable": HELP["auto_create_topics"],
     "broker.id": HELP["kafka_node_id"],
     "compression.type": HELP["compression"],
-    "default.replication.factor": "There is one node.",
+    "default.replication.factor": "Always 1: there is one broker.",
     "group.consumer.migration.policy": HELP["kafka_migration_policy"],
     "listeners": HELP["kafka"],
     "log.cleanup.policy": HELP["cleanup_policy"],
@@ -29,27 +29,27 @@ BROKER = {
     "log.retention.ms": HELP["retention_ms"],
     "log.segment.bytes": HELP["segment_size"],
     "message.max.bytes": HELP["batch_bytes_max"],
-    "min.insync.replicas": "There is one node.",
+    "min.insync.replicas": "Always 1: there is one broker.",
     "node.id": HELP["kafka_node_id"],
     "num.partitions": HELP["auto_create_partitions"],
-    "offsets.retention.minutes": "The offsets of a group that has no members are forgotten after this time.",
-    "transactional.id.expiration.ms": "A transactional id that nobody uses is forgotten after this time.",
+    "offsets.retention.minutes": "Committed offsets of a group without members are deleted after this time.",
+    "transactional.id.expiration.ms": "A transactional id that is not used for this time is deleted.",
 }
 GROUP = {
     "consumer.assignment.interval.ms": AS_IT_CHANGES,
     "consumer.assignor.offload.enable": AS_IT_CHANGES,
-    "consumer.heartbeat.interval.ms": "How often members of the new consumer protocol say that they are there.",
-    "consumer.session.timeout.ms": "A member of the new consumer protocol that is not heard of for so long is gone.",
+    "consumer.heartbeat.interval.ms": "The heartbeat interval of members of a consumer group.",
+    "consumer.session.timeout.ms": "A member of a consumer group that sends no heartbeat for this time is removed.",
     "share.assignment.interval.ms": AS_IT_CHANGES,
     "share.assignor.offload.enable": AS_IT_CHANGES,
-    "share.auto.offset.reset": "Where a share group begins on a partition that it has not read yet: `earliest`, "
-    "`latest`, or `by_duration:` and how long ago, as ISO 8601 writes it.",
-    "share.delivery.count.limit": "How often a record is handed out before the share group gives it up.",
-    "share.heartbeat.interval.ms": "How often members of a share group say that they are there.",
-    "share.isolation.level": "Whether a share group waits for the end of transactions and leaves out those that were "
-    "aborted (`read_committed`).",
-    "share.partition.max.record.locks": "How many records of a partition are out at once.",
-    "share.record.lock.duration.ms": "A record that is not acknowledged for so long is handed out again.",
-    "share.renew.acknowledge.enable": "Whether a member may renew the locks it has.",
-    "share.session.timeout.ms": "A member of a share group that is not heard of for so long is gone.",
+    "share.auto.offset.reset": "Where a share group starts in a partition that it has not read yet: `earliest`, "
+    "`latest`, or `by_duration:` with an ISO 8601 duration.",
+    "share.delivery.count.limit": "The number of delivery attempts before a record is archived.",
+    "share.heartbeat.interval.ms": "The heartbeat interval of members of a share group.",
+    "share.isolation.level": "With `read_committed`, a share group waits for the end of transactions and skips records "
+    "of aborted ones.",
+    "share.partition.max.record.locks": "The number of records of a partition that can be acquired at the same time.",
+    "share.record.lock.duration.ms": "A record that is not acknowledged within this time is delivered again.",
+    "share.renew.acknowledge.enable": "Whether a member may renew its acquisition locks.",
+    "share.session.timeout.ms": "A member of a share group that sends no heartbeat for this time is removed.",
 }

@@ -1,11 +1,11 @@
-"""Settings of topics under Kafka's names, and those of the broker that tools look at."""
+"""DescribeConfigs and AlterConfigs: topic settings under Kafka's names, and the broker settings that tools read."""
 
 import re
 from collections import Counter
 from collections.abc import Callable, Container, Mapping
 from functools import partial
 from math import nan
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.broker.cooperative import YieldEvery
 from headrace.broker.streams.streams import Stream
@@ -13,36 +13,33 @@ from headrace.broker.transactions.coordinator import ID_EXPIRATION_MS
 from headrace.config import stream_settings
 from headrace.errors import HeadraceError, InvalidInput
 from headrace.listeners.kafka.admin import config_docs
-from headrace.listeners.kafka.auth import access
 from headrace.listeners.kafka.auth.access import AnyUser
+from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.errors import Code, code_of
 from headrace.listeners.kafka.groups import configs
 from headrace.listeners.kafka.request_pipeline import Request
-
-if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaListener
 
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 SOURCE_TOPIC, SOURCE_STATIC, SOURCE_DEFAULT, SOURCE_GROUP = 1, 4, 5, 8
 SET, DELETE, APPEND, SUBTRACT = 0, 1, 2, 3
 BOOLEAN, STRING, INT, SHORT, LONG, DOUBLE, LIST = 1, 2, 3, 4, 5, 6, 7
 GROUP_KINDS = {int: INT, str: STRING, bool: BOOLEAN}
-WORDS = {"uncompressed": "none", "CreateTime": "create", "LogAppendTime": "append"}  # Kafka's, and ours
-THEIRS = {"create": "CreateTime", "append": "LogAppendTime"}
-PRODUCER = "producer"  # compression.type: batches stay as they came
+FROM_KAFKA = {"uncompressed": "none", "CreateTime": "create", "LogAppendTime": "append"}  # Kafka's value: ours
+TO_KAFKA = {"create": "CreateTime", "append": "LogAppendTime"}
+PRODUCER = "producer"  # compression.type: keep the producer's compression
 LAG_MAX = "max.compaction.lag.ms"
 NEVER = 9223372036854775807
 NO_DEFAULT_GROUP = "Default group resources are not allowed."
-DIRTY_RATIO = "min.cleanable.dirty.ratio"  # 0 to 1; ours is in percent
-Changes = Callable[[Stream, Any], dict[str, object]]  # of a topic as it is now, by what a request names
+DIRTY_RATIO = "min.cleanable.dirty.ratio"  # 0 to 1; the broker's setting is in percent
+Changes = Callable[[Stream, Any], dict[str, object]]  # (topic, configs in a request) -> changed settings
 
 
 class InvalidConfig(InvalidInput):
-    """A setting that topics do not have, or a value it can not have."""
+    """A config that topics do not have, or an invalid value."""
 
 
 class UnclearChange(InvalidInput):
-    """Nobody can say what it asks for."""
+    """The request is ambiguous or incomplete."""
 
 
 class Value(NamedTuple):
@@ -56,14 +53,14 @@ class Config(NamedTuple):
     value: str
     source: int
     kind: int
-    behind: Value | None = None  # what would hold without it
+    inherited: Value | None = None  # the broker's value, which applies without this one
 
 
 class Setting(NamedTuple):
-    ours: str  # the name of the setting
-    field: str  # and of the field of StreamSettings
+    ours: str  # the name of the broker's setting
+    field: str  # its field in StreamSettings
     kind: int
-    of_broker: str  # Kafka's name of the setting of a broker that holds for topics without one
+    of_broker: str  # Kafka's name of the broker config that it inherits
 
 
 SETTINGS: dict[str, Setting] = {
@@ -86,8 +83,8 @@ SETTINGS: dict[str, Setting] = {
     "segment.ms": Setting("segment_age", "segment_age_ms", LONG, "log.roll.ms"),
 }
 
-# Settings that mean nothing to one node that syncs before it confirms: the value that is true here. Setting
-# them is taken, so that tools that set them for every topic work, and changes nothing.
+# Configs that have no effect on a single broker that syncs before it confirms, with their effective values. Setting
+# them is accepted, so that tools that set them on every topic work, and changes nothing.
 FIXED: dict[str, tuple[str, int]] = {
     "file.delete.delay.ms": ("0", LONG),
     "flush.messages": ("1", LONG),
@@ -104,26 +101,26 @@ FIXED: dict[str, tuple[str, int]] = {
     "segment.jitter.ms": ("0", LONG),
     "unclean.leader.election.enable": ("false", BOOLEAN),
 }
-# Fixed, and something else is refused: it would be a promise we do not keep.
+# Fixed, and other values are refused, because they would promise something that the broker does not do.
 ONLY: dict[str, tuple[str, int]] = {
     "remote.storage.enable": ("false", BOOLEAN),
 }
 
 
 KNOWN = {*SETTINGS, *FIXED, *ONLY}
-LEAST = {"flush.messages": 1, "min.insync.replicas": 1, "segment.index.bytes": 4, LAG_MAX: 1}  # 0 for others
-FOR_EVER = {"retention.bytes", "retention.ms"}  # for which -1 stands
-MOST = {INT: (1 << 31) - 1, LONG: NEVER}
-THROTTLED = re.compile(r"\s*(\*|\d+:\d+)?\s*")  # one of the throttled replicas: a partition and a broker
+MINIMUM = {"flush.messages": 1, "min.insync.replicas": 1, "segment.index.bytes": 4, LAG_MAX: 1}  # of other configs: 0
+UNLIMITED = {"retention.bytes", "retention.ms"}  # -1 means unlimited
+MAXIMUM = {INT: (1 << 31) - 1, LONG: NEVER}
+THROTTLED = re.compile(r"\s*(\*|\d+:\d+)?\s*")  # a throttled replica: partition:broker
 
 
 def overrides(given: Mapping[str, str | None]) -> dict[str, object]:
-    """Kafka's names and values as ours. None takes a setting back to the broker's."""
+    """The broker's settings and values for Kafka's. None resets a setting to the broker's default."""
     changed: dict[str, object] = {}
     for name, value in given.items():
         if name in ONLY:
             if value is not None and value.lower() != ONLY[name][0].lower():
-                raise InvalidConfig(f"{name} can only be {ONLY[name][0]}, not {value!r}")
+                raise InvalidConfig(f"{name} must be {ONLY[name][0]}, not {value!r}")
         elif name in FIXED:
             check_fixed(name, FIXED[name][1], value)
         else:
@@ -140,11 +137,11 @@ def parse(name: str, setting: Setting, value: str | None) -> object:
     if name == DIRTY_RATIO:
         return percent_of(value)
     if setting.kind not in (INT, LONG):
-        return WORDS.get(value, value)
+        return FROM_KAFKA.get(value, value)
     number = parse_number(name, setting.kind, value)
-    # Above what an int64 of ours can hold it is for ever: Kafka's tools write Long.MAX_VALUE for that.
-    is_for_ever = number > 1 << 53 and (name == LAG_MAX or name.startswith("retention."))
-    return -1 if is_for_ever else min(number, 1 << 53)
+    # Kafka's tools write Long.MAX_VALUE for unlimited; the broker's settings hold at most 2**53.
+    is_unlimited = number > 1 << 53 and (name == LAG_MAX or name.startswith("retention."))
+    return -1 if is_unlimited else min(number, 1 << 53)
 
 
 def parse_number(name: str, kind: int, value: str) -> int:
@@ -152,19 +149,19 @@ def parse_number(name: str, kind: int, value: str) -> int:
         number = int(value)
     except ValueError:
         raise InvalidConfig(f"Invalid value {value} for configuration {name}: Not a number") from None
-    least = -1 if name in FOR_EVER else LEAST.get(name, 0)
+    least = -1 if name in UNLIMITED else MINIMUM.get(name, 0)
     if number < least:
         raise InvalidConfig(f"Invalid value {value} for configuration {name}: Value must be at least {least}")
-    if number > MOST[kind]:
-        raise InvalidConfig(f"Invalid value {value} for configuration {name}: Value must be at most {MOST[kind]}")
+    if number > MAXIMUM[kind]:
+        raise InvalidConfig(f"Invalid value {value} for configuration {name}: Value must be at most {MAXIMUM[kind]}")
     return number
 
 
 def check_fixed(name: str, kind: int, value: str | None) -> None:
-    """It has no effect, but who writes nonsense hears of it, as from Kafka."""
+    """The config has no effect, but an invalid value is refused, as in Kafka."""
     if value is None:
         return
-    if kind in MOST:
+    if kind in MAXIMUM:
         parse_number(name, kind, value)
     elif kind == BOOLEAN and value.strip().lower() not in ("true", "false"):
         raise InvalidConfig(f"Invalid value {value} for configuration {name}: Expected true or false")
@@ -182,54 +179,54 @@ def percent_of(ratio: str) -> int:
     return round(share * 100)
 
 
-def checked(listener: "KafkaListener", changes: Changes, given: Any, stream: Stream) -> dict[str, object]:
+def checked(context: KafkaContext, changes: Changes, given: Any, stream: Stream) -> dict[str, object]:
     changed = changes(stream, given)
-    check(listener, changed)
+    check(context, changed)
     return changed
 
 
-def check(listener: "KafkaListener", changed: Mapping[str, object]) -> object:
-    """The settings as they would be."""
+def check(context: KafkaContext, changed: Mapping[str, object]) -> object:
+    """The resulting settings; raises InvalidSetting."""
     given = {name: value for name, value in changed.items() if value is not None}
-    return stream_settings(given, listener.config.stream, origin="from the request")
+    return stream_settings(given, context.config.stream, origin="from the request")
 
 
-def topic_configs(listener: "KafkaListener", stream: Stream) -> list[Config]:
-    return shown(listener.broker.streams.base(stream.kind), stream.settings, stream.document.config)
+def topic_configs(context: KafkaContext, stream: Stream) -> list[Config]:
+    return shown(context.broker.streams.base(stream.kind), stream.settings, stream.document.config)
 
 
 def shown(base: object, settings: object, set_here: Container[str]) -> list[Config]:
     found = []
     for name, setting in SETTINGS.items():
-        inherited = PRODUCER if name == "compression.type" else theirs(name, getattr(base, setting.field))
-        behind = Value(setting.of_broker, inherited, SOURCE_DEFAULT)
+        inherited = PRODUCER if name == "compression.type" else kafka_value(name, getattr(base, setting.field))
+        fallback = Value(setting.of_broker, inherited, SOURCE_DEFAULT)
         if setting.ours in set_here:
-            own = theirs(name, getattr(settings, setting.field))
-            found.append(Config(name, own, SOURCE_TOPIC, setting.kind, behind))
+            own = kafka_value(name, getattr(settings, setting.field))
+            found.append(Config(name, own, SOURCE_TOPIC, setting.kind, fallback))
         else:
-            found.append(Config(name, inherited, SOURCE_DEFAULT, setting.kind, behind))
+            found.append(Config(name, inherited, SOURCE_DEFAULT, setting.kind, fallback))
     fixed = [Config(name, value, SOURCE_DEFAULT, kind) for name, (value, kind) in (FIXED | ONLY).items()]
     return sorted(found + fixed)
 
 
-def theirs(name: str, value: Any) -> str:
-    """A value of ours as Kafka writes it."""
+def kafka_value(name: str, value: Any) -> str:
+    """A value of the broker's setting in Kafka's spelling."""
     if name == "compression.type" and value == "none":
         return "uncompressed"
     if name == DIRTY_RATIO:
         return str(value / 100)
     if name == LAG_MAX and value < 0:
         return str(NEVER)
-    return THEIRS.get(value, str(value))
+    return TO_KAFKA.get(value, str(value))
 
 
-def broker_configs(listener: "KafkaListener", bound: tuple[str, int]) -> list[Config]:
-    config = listener.config
+def broker_configs(context: KafkaContext, bound: tuple[str, int]) -> list[Config]:
+    config = context.config
     address = f"PLAINTEXT://{bound[0]}:{bound[1]}"
     values: list[tuple[str, object, int]] = [
         ("advertised.listeners", address, LIST),
         ("auto.create.topics.enable", str(config.auto_create_topics).lower(), BOOLEAN),
-        ("broker.id", listener.node_id, INT),
+        ("broker.id", context.node_id, INT),
         ("compression.type", PRODUCER, STRING),
         ("default.replication.factor", 1, INT),
         ("group.consumer.migration.policy", config.kafka_migration_policy, STRING),
@@ -241,17 +238,17 @@ def broker_configs(listener: "KafkaListener", bound: tuple[str, int]) -> list[Co
         ("log.segment.bytes", config.stream.segment_size, INT),
         ("message.max.bytes", config.stream.batch_bytes_max, INT),
         ("min.insync.replicas", 1, INT),
-        ("node.id", listener.node_id, INT),
+        ("node.id", context.node_id, INT),
         ("num.partitions", config.auto_create_partitions, INT),
-        ("offsets.retention.minutes", listener.coordination.groups.settings.offsets_retention_ms // 60_000, INT),
+        ("offsets.retention.minutes", context.coordination.groups.settings.offsets_retention_ms // 60_000, INT),
         ("transactional.id.expiration.ms", ID_EXPIRATION_MS, INT),
     ]
     return [Config(name, str(value), SOURCE_STATIC, kind) for name, value, kind in values]
 
 
-async def describe_configs(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def describe_configs(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     results = []
-    # Each once: a request has room for a name thousands of times, and its answer would be thousands of times as large.
+    # Each resource once: a request could name one thousands of times, for a response thousands of times as large.
     asked: dict[Any, Any] = {}
     for one in fields.resources:
         keys = one.configuration_keys
@@ -262,7 +259,7 @@ async def describe_configs(listener: "KafkaListener", request: Request, fields: 
             "resource_name": resource.resource_name,
         }
         try:
-            found = resource_configs(listener, request, resource)
+            found = resource_configs(context, request, resource)
             keys = resource.configuration_keys
             answer["configs"] = [
                 describe(one, resource.resource_type, fields) for one in found if not keys or one.name in keys
@@ -273,15 +270,15 @@ async def describe_configs(listener: "KafkaListener", request: Request, fields: 
     return {"results": results}
 
 
-def resource_configs(listener: "KafkaListener", request: Request, resource: Any) -> list[Config]:
-    allowed = access.of(listener, request)
+def resource_configs(context: KafkaContext, request: Request, resource: Any) -> list[Config]:
+    allowed = context.access_of(request)
     if resource.resource_type == TOPIC:
-        return topic_configs(listener, allowed.sees.find(resource.resource_name))
+        return topic_configs(context, allowed.sees.find(resource.resource_name))
     if resource.resource_type == BROKER:
         allowed.administer()
-        if resource.resource_name not in ("", str(listener.node_id)):
-            raise InvalidInput(f"there is one broker, {listener.node_id}, not {resource.resource_name}")
-        return broker_configs(listener, listener.address_for(request.connection))
+        if resource.resource_name not in ("", str(context.node_id)):
+            raise InvalidInput(f"the only broker is {context.node_id}, not {resource.resource_name}")
+        return broker_configs(context, context.address_of(request))
     if resource.resource_type == GROUP:
         allowed.group(resource.resource_name)
         if not resource.resource_name:
@@ -293,11 +290,11 @@ def resource_configs(listener: "KafkaListener", request: Request, resource: Any)
                 SOURCE_DEFAULT if one.is_default else SOURCE_GROUP,
                 GROUP_KINDS[one.kind],
             )
-            for one in configs.found(listener, resource.resource_name)
+            for one in configs.found(context, resource.resource_name)
         ]
     if resource.resource_type in (BROKER_LOGGER, CLIENT_METRICS):
         return []
-    raise InvalidInput(f"no resource of type {resource.resource_type}")
+    raise InvalidInput(f"unknown resource type {resource.resource_type}")
 
 
 def describe(one: Config, resource_type: int, fields: Any) -> dict[str, Any]:
@@ -305,23 +302,23 @@ def describe(one: Config, resource_type: int, fields: Any) -> dict[str, Any]:
         "name": one.name,
         "value": one.value,
         "read_only": resource_type not in (TOPIC, GROUP),
-        "is_default": one.source == SOURCE_DEFAULT,  # all that version 0 says of its source
+        "is_default": one.source == SOURCE_DEFAULT,  # version 0 has no config_source
         "config_source": one.source,
         "config_type": one.kind,
         "synonyms": [value._asdict() for value in synonyms(one)] if fields.include_synonyms else [],
-        "documentation": explanation(one.name, resource_type) if fields.include_documentation else None,
+        "documentation": documentation(one.name, resource_type) if fields.include_documentation else None,
     }
 
 
 def synonyms(one: Config) -> list[Value]:
-    """Where a value comes from, and what it stands in front of. The broker's has a name of its own."""
+    """The value and the one that it overrides. The broker's config has a different name."""
     own = Value(one.name, one.value, one.source)
-    if one.behind is None:
+    if one.inherited is None:
         return [own]
-    return [one.behind] if one.source == SOURCE_DEFAULT else [own, one.behind]
+    return [one.inherited] if one.source == SOURCE_DEFAULT else [own, one.inherited]
 
 
-def explanation(name: str, resource_type: int) -> str:
+def documentation(name: str, resource_type: int) -> str:
     if resource_type == BROKER:
         return config_docs.BROKER[name]
     if resource_type == GROUP:
@@ -331,16 +328,16 @@ def explanation(name: str, resource_type: int) -> str:
     return config_docs.NO_EFFECT if name in FIXED else config_docs.NO_TIERS
 
 
-async def alter_configs(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    """Replaces: what is not named goes back to the broker's value."""
-    return await alter(listener, access.of(listener, request), fields, replace_changes)
+async def alter_configs(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    """Replaces all configs: those that are not named are reset to the broker's values."""
+    return await alter(context, context.access_of(request), fields, replace_changes)
 
 
-async def incremental_alter_configs(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    return await alter(listener, access.of(listener, request), fields, incremental_changes)
+async def incremental_alter_configs(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    return await alter(context, context.access_of(request), fields, incremental_changes)
 
 
-async def alter(listener: "KafkaListener", allowed: AnyUser, fields: Any, changes: Changes) -> dict[str, Any]:
+async def alter(context: KafkaContext, allowed: AnyUser, fields: Any, changes: Changes) -> dict[str, Any]:
     responses = []
     named = Counter((resource.resource_type, resource.resource_name) for resource in fields.resources)
     async for resource in YieldEvery().each(fields.resources):
@@ -351,40 +348,40 @@ async def alter(listener: "KafkaListener", allowed: AnyUser, fields: Any, change
         try:
             if named[resource.resource_type, resource.resource_name] > 1:
                 raise UnclearChange("Each resource must appear at most once.")
-            check_clear(resource.configs)
+            check_given(resource.configs)
             if resource.resource_type == TOPIC:
                 stream = allowed.configures.find(resource.resource_name)
-                change = partial(checked, listener, changes, resource.configs)
+                change = partial(checked, context, changes, resource.configs)
                 if fields.validate_only:
                     change(stream)
                 else:
-                    await listener.broker.streams.configure(stream.name, change)
+                    await context.broker.streams.configure(stream.name, change)
             elif resource.resource_type == GROUP:
                 allowed.configure_group(resource.resource_name)
                 if not resource.resource_name:
                     raise UnclearChange(NO_DEFAULT_GROUP)
                 await configs.alter(
-                    listener, resource.resource_name, resource.configs,
+                    context, resource.resource_name, resource.configs,
                     replaces=changes is replace_changes, validate_only=fields.validate_only,
                 )  # fmt: skip
             else:
                 allowed.administer()
                 if resource.resource_type in (BROKER, BROKER_LOGGER):
-                    raise InvalidInput("the broker's settings are in its configuration file")
+                    raise InvalidInput("broker settings can only be changed in the broker's configuration file")
                 if resource.resource_type == CLIENT_METRICS:
-                    raise InvalidInput("metrics of clients are not asked for")
-                raise InvalidInput(f"no resource of type {resource.resource_type}")
+                    raise InvalidInput("client metrics are not supported")
+                raise InvalidInput(f"unknown resource type {resource.resource_type}")
         except HeadraceError as error:
             code = code_of(error)
-            is_of_config = resource.resource_type in (TOPIC, GROUP) and not isinstance(error, UnclearChange)
-            wrong = code == Code.INVALID_REQUEST and is_of_config
+            is_config_error = resource.resource_type in (TOPIC, GROUP) and not isinstance(error, UnclearChange)
+            wrong = code == Code.INVALID_REQUEST and is_config_error
             answer.update(error_code=Code.INVALID_CONFIG if wrong else code, error_message=str(error))
         responses.append(answer)
     return {"responses": responses}
 
 
-def check_clear(given: Any) -> None:
-    """Each setting once, and a value for each that is not taken back."""
+def check_given(given: Any) -> None:
+    """Raise if a config is named twice, or has no value though it is not deleted."""
     if len({one.name for one in given}) < len(given):
         raise UnclearChange("Error due to duplicate config keys")
     nulls = [one.name for one in given if one.value is None and getattr(one, "config_operation", SET) != DELETE]
@@ -404,7 +401,7 @@ def incremental_changes(stream: Stream, given: Any) -> dict[str, object]:
         if one.config_operation == SET:
             values[one.name] = one.value
         elif one.config_operation == DELETE:
-            if one.name in KNOWN:  # as in Kafka: what there is not, is not set
+            if one.name in KNOWN:  # as in Kafka: deleting an unknown config changes nothing
                 values[one.name] = None
         elif one.config_operation in (APPEND, SUBTRACT) and one.name == "cleanup.policy":
             values[one.name] = merged_policy(stream, one)
@@ -419,4 +416,4 @@ def merged_policy(stream: Stream, one: Any) -> str:
     have = stream.settings.cleanup_policy.split(",")
     named = [word.strip() for word in (one.value or "").split(",") if word.strip()]
     kept = [*have, *named] if one.config_operation == APPEND else [word for word in have if word not in named]
-    return ",".join(dict.fromkeys(kept))  # with what is no policy, to be refused
+    return ",".join(dict.fromkeys(kept))  # unknown words are kept, to be refused later

@@ -1,4 +1,4 @@
-"""Which streams Kafka clients see, by name and by id."""
+"""The streams that Kafka clients see as topics, by name and by id."""
 
 import asyncio
 import uuid
@@ -14,19 +14,19 @@ VHOST = "/"
 
 
 class Topics(ABC):
-    """What somebody finds: everything (TopicIndex), or what rights allow (access.GuardedTopics)."""
+    """Topics by name or id: all of them (TopicIndex), or those that a user may use (access.GuardedTopics)."""
 
     @abstractmethod
     def find(self, topic: str | bytes) -> Stream:
-        """By name or id."""
+        """The topic with this name or id."""
 
     @abstractmethod
     def check(self, name: str) -> None:
-        """Raises if a topic of that name may not be found, whether it is there or not."""
+        """Raise if the user has no permission on topics of this name, whether the topic exists or not."""
 
     @abstractmethod
     def shows(self, name: str) -> bool:
-        """As check, for lists: what may not be found is left out, and nobody hears of it."""
+        """Like check, for lists, which omit topics without permission."""
 
     @abstractmethod
     def all(self) -> list[Stream]: ...
@@ -39,14 +39,14 @@ class Topics(ABC):
 
 
 class TopicIndex(Topics):
-    """A topic's id is made of this broker's and its first log's, which no later topic will ever have."""
+    """All topics. A topic's id consists of the cluster's id and its first log's, which is never used again."""
 
     def __init__(self, streams: Streams, cluster: uuid.UUID) -> None:
         self._streams = streams
         self._prefix = cluster.bytes[:8]
         self._by_log: dict[int, Stream] = {}
-        self._version = -1  # of the streams, when that was made
-        self._creating = asyncio.Lock()  # of two that collide and come at once, the second must see the first
+        self._version = -1  # version of the streams when _by_log was built
+        self._creating = asyncio.Lock()  # the second of two colliding topics must see the first
 
     async def create(self, name: str, partitions: int, overrides: Mapping[str, object]) -> Stream:
         async with self._creating:
@@ -54,16 +54,17 @@ class TopicIndex(Topics):
             return await self._streams.create(name, partitions, overrides)
 
     async def get_or_create(self, name: str) -> Stream:
-        """For clients that name a topic and expect it to be there."""
+        """For Metadata requests, which create the topics that they name."""
         async with self._creating:
             if self._streams.find(name, VHOST) is None:
                 self.check_new(name)
             return await self._streams.get_or_create(name)
 
     def check_new(self, name: str) -> None:
-        """Refuses what Kafka refuses: the names of its metrics have underscores where those of topics have dots.
+        """Raise if the topic exists, or if its name collides with another as in Kafka, whose metrics replace dots in
+        topic names by underscores.
 
-        Only here: queues are named by people who need not know of Kafka, and our metrics keep names as they are.
+        Only for topics created by Kafka clients: the broker's own metrics keep names unchanged.
         """
         if self._streams.find(name, VHOST) is not None:
             raise StreamExists(name)
@@ -86,7 +87,7 @@ class TopicIndex(Topics):
         return stream
 
     def check(self, name: str) -> None:
-        """Everybody may."""
+        """All topics are allowed."""
 
     def shows(self, name: str) -> bool:
         return True

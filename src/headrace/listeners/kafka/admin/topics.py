@@ -1,7 +1,7 @@
-"""Topics made, deleted and described by clients and tools."""
+"""CreateTopics, DeleteTopics, CreatePartitions and DescribeTopicPartitions."""
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.broker.cooperative import YieldEvery
 from headrace.broker.streams.streams import Stream, check_topic_name
@@ -9,21 +9,19 @@ from headrace.config import InvalidSetting
 from headrace.errors import Conflict, HeadraceError, InvalidInput, StreamNotFound
 from headrace.listeners.kafka.admin import configs
 from headrace.listeners.kafka.admin.topic_index import Topics
-from headrace.listeners.kafka.auth import access, operations
+from headrace.listeners.kafka.auth.access import operations_on_topic
+from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.errors import Code, UnknownTopicId, code_of
 from headrace.listeners.kafka.request_pipeline import Request
 from headrace.wire.kafka.schema import NO_UUID
-
-if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaListener
 
 DEFAULT = -1
 DESCRIBED_PARTITIONS_MAX = 2000
 
 
-async def create_topics(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def create_topics(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     named = Counter(topic.name for topic in fields.topics)
-    allowed = access.of(listener, request).configures
+    allowed = context.access_of(request).configures
     answers = []
     async for topic in YieldEvery().each(fields.topics):
         answer: dict[str, Any] = {"name": topic.name}
@@ -31,7 +29,7 @@ async def create_topics(listener: "KafkaListener", request: Request, fields: Any
             answer.update(error_code=Code.INVALID_REQUEST, error_message="Duplicate topic name.")
         else:
             try:
-                await create_topic(listener, allowed, topic, fields.validate_only, answer)
+                await create_topic(context, allowed, topic, fields.validate_only, answer)
             except HeadraceError as error:
                 answer.update(error_code=creation_code(error), error_message=str(error))
         answers.append(answer)
@@ -39,19 +37,19 @@ async def create_topics(listener: "KafkaListener", request: Request, fields: Any
 
 
 class InvalidPartitions(InvalidInput):
-    """A number of partitions that can not be."""
+    """The number of partitions is out of range."""
 
 
 class InvalidReplicas(InvalidInput):
-    """There is one node, so there is one replica."""
+    """The replication factor is not 1: there is one broker."""
 
 
 class InvalidAssignment(InvalidInput):
-    """Says where partitions are to be, and they can not be there."""
+    """The replica assignment is impossible."""
 
 
 class InvalidName(InvalidInput):
-    """Not a name for a topic."""
+    """The name is not a valid topic name."""
 
 
 def creation_code(error: HeadraceError) -> Code:
@@ -69,27 +67,27 @@ def creation_code(error: HeadraceError) -> Code:
 
 
 async def create_topic(
-    listener: "KafkaListener", allowed: Topics, topic: Any, validate_only: bool, answer: dict[str, Any]
+    context: KafkaContext, allowed: Topics, topic: Any, validate_only: bool, answer: dict[str, Any]
 ) -> None:
     try:
         check_topic_name(topic.name)
     except InvalidInput as error:
         raise InvalidName(str(error)) from None
     allowed.check(topic.name)
-    listener.topics.check_new(topic.name)
-    partitions = count_partitions(listener, topic)
+    context.topics.check_new(topic.name)
+    partitions = count_partitions(context, topic)
     nulls = [one.name for one in topic.configs if one.value is None]
     if nulls:
         raise configs.InvalidConfig(f"Null value not supported for topic configs: {','.join(nulls)}")
     overrides = configs.overrides({one.name: one.value for one in topic.configs})
     if validate_only:
-        would_be = configs.check(listener, overrides)
+        would_be = configs.check(context, overrides)
         set_here = {name for name, value in overrides.items() if value is not None}
-        found = configs.shown(listener.config.stream, would_be, set_here)
+        found = configs.shown(context.config.stream, would_be, set_here)
     else:
-        stream = await listener.topics.create(topic.name, partitions, overrides)
-        answer["topic_id"] = listener.topics.id_of(stream)
-        found = configs.topic_configs(listener, stream)
+        stream = await context.topics.create(topic.name, partitions, overrides)
+        answer["topic_id"] = context.topics.id_of(stream)
+        found = configs.topic_configs(context, stream)
     answer.update(
         num_partitions=partitions,
         replication_factor=1,
@@ -97,32 +95,32 @@ async def create_topic(
     )
 
 
-def count_partitions(listener: "KafkaListener", topic: Any) -> int:
+def count_partitions(context: KafkaContext, topic: Any) -> int:
     if topic.assignments:
         if topic.num_partitions != DEFAULT or topic.replication_factor != DEFAULT:
-            raise InvalidInput("either a number of partitions, or where each is")
-        if any(one.broker_ids != [listener.node_id] for one in topic.assignments):
-            raise InvalidAssignment(f"there is one node, {listener.node_id}")
+            raise InvalidInput("give either a number of partitions or replica assignments, not both")
+        if any(one.broker_ids != [context.node_id] for one in topic.assignments):
+            raise InvalidAssignment(f"the only broker is {context.node_id}")
         numbers = sorted(one.partition_index for one in topic.assignments)
         if numbers != list(range(len(numbers))):
-            raise InvalidAssignment("partitions are numbered from 0")
+            raise InvalidAssignment("partition numbers must be consecutive and start at 0")
         return len(numbers)
     if topic.replication_factor not in (DEFAULT, 1):
         raise InvalidReplicas(f"Replication factor: {topic.replication_factor} larger than available brokers: 1.")
     partitions: int = topic.num_partitions
     if partitions == DEFAULT:
-        partitions = listener.config.auto_create_partitions
-    if not 1 <= partitions <= listener.config.partitions_max:
-        raise InvalidPartitions(f"a topic has 1 to {listener.config.partitions_max:,} partitions, not {partitions}")
+        partitions = context.config.auto_create_partitions
+    if not 1 <= partitions <= context.config.partitions_max:
+        raise InvalidPartitions(f"a topic can have 1 to {context.config.partitions_max:,} partitions, not {partitions}")
     return partitions
 
 
-async def delete_topics(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def delete_topics(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     if request.version < 6:
         wanted: list[tuple[str | None, bytes | None]] = [(name, None) for name in fields.topic_names]
     else:
         wanted = [(one.name, one.topic_id) for one in fields.topics]
-    allowed = access.of(listener, request).configures
+    allowed = context.access_of(request).configures
     named = Counter(topic_named(allowed, *one) for one in wanted)
     answers = []
     async for name, topic_id in YieldEvery().each(wanted):
@@ -136,8 +134,8 @@ async def delete_topics(listener: "KafkaListener", request: Request, fields: Any
             stream = allowed.find(name if name is not None else topic_id or b"")
             answer["name"] = stream.name
             if topic_id is not None:
-                answer["topic_id"] = listener.topics.id_of(stream)
-            await delete_topic(listener, stream, topic_id if name is None else None)
+                answer["topic_id"] = context.topics.id_of(stream)
+            await delete_topic(context, stream, topic_id if name is None else None)
         except HeadraceError as error:
             answer.update(error_code=code_of(error), error_message=str(error))
         answers.append(answer)
@@ -145,13 +143,13 @@ async def delete_topics(listener: "KafkaListener", request: Request, fields: Any
 
 
 def topic_named(allowed: Topics, name: str | None, topic_id: bytes | None) -> str | bytes:
-    """The name of a topic, also where its id is said: whether the same is asked for twice."""
+    """The name of a topic that is given by name or id, to find topics that a request names twice."""
     if name is not None or topic_id is None:
         return name or ""
     try:
         return allowed.find(topic_id).name
     except HeadraceError:
-        return topic_id  # what is wrong with it is said in its turn
+        return topic_id  # its own entry in the response reports the error
 
 
 def check_named(name: str | None, topic_id: bytes | None) -> None:
@@ -159,17 +157,17 @@ def check_named(name: str | None, topic_id: bytes | None) -> None:
         raise InvalidInput("You must specify either a topic name or a topic ID, but not both, nor neither.")
 
 
-async def delete_topic(listener: "KafkaListener", stream: Stream, topic_id: bytes | None) -> None:
+async def delete_topic(context: KafkaContext, stream: Stream, topic_id: bytes | None) -> None:
     try:
-        await listener.broker.streams.delete(stream.name, only=stream)
+        await context.broker.streams.delete(stream.name, only=stream)
     except StreamNotFound:
-        if topic_id is not None:  # gone while this waited, whatever has its name by now
+        if topic_id is not None:  # deleted while this waited; another topic may have its name by now
             raise UnknownTopicId(topic_id) from None
         raise
 
 
-async def create_partitions(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    allowed = access.of(listener, request).configures
+async def create_partitions(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    allowed = context.access_of(request).configures
     named = Counter(topic.name for topic in fields.topics)
     answers = []
     async for topic in YieldEvery().each(fields.topics):
@@ -180,24 +178,28 @@ async def create_partitions(listener: "KafkaListener", request: Request, fields:
             stream = allowed.find(topic.name)
             have = len(stream.partitions)
             if topic.count <= have:
-                raise InvalidPartitions(f"Topic currently has {have} partitions, {topic.count} are not more.")
+                raise InvalidPartitions(
+                    f"Topic currently has {have} partitions, which is not fewer than {topic.count}."
+                )
             given = [one.broker_ids for one in topic.assignments or ()]
-            if given and given != [[listener.node_id]] * (topic.count - have):
-                raise InvalidAssignment(f"{topic.count - have} more partitions, and one node, {listener.node_id}")
-            if topic.count > listener.config.partitions_max:
-                raise InvalidPartitions(f"a topic has at most {listener.config.partitions_max:,} partitions")
+            if given and given != [[context.node_id]] * (topic.count - have):
+                raise InvalidAssignment(
+                    f"expected {topic.count - have} assignments to the only broker, {context.node_id}"
+                )
+            if topic.count > context.config.partitions_max:
+                raise InvalidPartitions(f"a topic can have at most {context.config.partitions_max:,} partitions")
             if not fields.validate_only:
-                await listener.broker.streams.configure(stream.name, {}, partitions=topic.count)
+                await context.broker.streams.configure(stream.name, {}, partitions=topic.count)
         except HeadraceError as error:
             answer.update(error_code=creation_code(error), error_message=str(error))
         answers.append(answer)
     return {"results": answers}
 
 
-async def describe_topic_partitions(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    """In the order of names, a page at a time; the cursor says where the next page begins."""
+async def describe_topic_partitions(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    """Topics in the order of their names, one page per request; the cursor is the start of the next page."""
     limit = max(1, min(fields.response_partition_limit, DESCRIBED_PARTITIONS_MAX))
-    allowed = access.of(listener, request)
+    allowed = context.access_of(request)
     seen = allowed.sees
     names = sorted({topic.name for topic in fields.topics}) or [stream.name for stream in seen.all()]
     first, start = "", 0
@@ -223,16 +225,16 @@ async def describe_topic_partitions(listener: "KafkaListener", request: Request,
         topics.append(
             {
                 "name": name,
-                "topic_id": listener.topics.id_of(stream),
-                "topic_authorized_operations": operations.on_topic(allowed, name),
+                "topic_id": context.topics.id_of(stream),
+                "topic_authorized_operations": operations_on_topic(allowed, name),
                 "partitions": [
                     {
                         "partition_index": partition.number,
-                        "leader_id": listener.node_id,
+                        "leader_id": context.node_id,
                         "leader_epoch": partition.epoch,
-                        "replica_nodes": [listener.node_id],
-                        "isr_nodes": [listener.node_id],
-                        "eligible_leader_replicas": [],  # the Java client does not expect its null
+                        "replica_nodes": [context.node_id],
+                        "isr_nodes": [context.node_id],
+                        "eligible_leader_replicas": [],  # the Java client does not expect null
                         "last_known_elr": [],
                     }
                     for partition in shown

@@ -1,14 +1,14 @@
-"""What the user of a connection may do at this listener: the rights of RabbitMQ's model for what Kafka has.
+"""Authorization: RabbitMQ's permissions (read, write, configure) applied to Kafka's resources.
 
-Topics, groups and transactional ids are names in the default vhost. What each API asks for is RULES; where a request
-names several things, each is asked for where it is looked up (see GuardedTopics). A right that is taken away is gone
-with the next request: an Access is for one version of the users (see login.Gate). On a broker that is open nobody is
-asked, and a connection has none.
+Topics, groups and transactional ids are names in the default vhost. RULES states the permissions that each API needs;
+where a request names several resources, each is checked where it is looked up (see GuardedTopics). A revoked permission
+is gone with the next request, because an Access is made for one version of the users (see gate.LoginGate). While the
+broker is open, connections have no Access and everything is allowed.
 """
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.broker.access.permissions import Rights
 from headrace.broker.access.users import User
@@ -24,39 +24,36 @@ from headrace.listeners.kafka.errors import (
     code_of,
 )
 from headrace.wire.kafka.apis import Api
-
-if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaListener
-    from headrace.listeners.kafka.request_pipeline import Request
+from headrace.wire.kafka.metadata import UNKNOWN_OPERATIONS
 
 logger = logging.getLogger("headrace.kafka")
 
-REMEMBERED_MAX = 1000  # answers, of one connection: clients bring the names
-READ, WRITE, CONFIGURE, LOOK = "read", "write", "configure", "look at"
-ASKED: dict[str, Callable[[Rights, str], bool]] = {
+REMEMBERED_MAX = 1000  # results per connection: clients choose the names
+READ, WRITE, CONFIGURE, DESCRIBE = "read", "write", "configure", "describe"
+CHECKS: dict[str, Callable[[Rights, str], bool]] = {
     READ: Rights.may_read,
     WRITE: Rights.may_write,
     CONFIGURE: Rights.may_configure,
-    LOOK: lambda rights, name: rights.may_read(name) or rights.may_write(name) or rights.may_configure(name),
+    DESCRIBE: lambda rights, name: rights.may_read(name) or rights.may_write(name) or rights.may_configure(name),
 }
 
 
 class AnyUser:
-    """Whoever comes while the broker is open: nobody was asked, so nothing is refused."""
+    """Permissions while the broker is open: everything is allowed. Also the interface of Access."""
 
     def __init__(self, topics: Topics) -> None:
-        """Topics to be read, written, changed, and looked at, which takes any right on them."""
+        """The topics that may be read, written and configured; `sees` needs any permission on a topic."""
         self.reads = self.writes = self.configures = self.sees = topics
 
     def group(self, group_id: str | None) -> None:
-        """Raises unless the group is for this user."""
+        """Raise GroupRefused unless the user may read the group."""
 
     def configure_group(self, group_id: str) -> None: ...
 
     def transaction(self, transactional_id: str) -> None: ...
 
     def administer(self) -> None:
-        """For what is of the whole broker."""
+        """Raise ClusterRefused unless the user is an administrator."""
 
     @property
     def is_administrator(self) -> bool:
@@ -66,7 +63,7 @@ class AnyUser:
         return True
 
     def shows_group(self, group_id: str) -> bool:
-        """Whether it is in a list."""
+        """Whether the group is included in lists."""
         return True
 
     def shows_transaction(self, transactional_id: str) -> bool:
@@ -74,21 +71,21 @@ class AnyUser:
 
 
 class Access(AnyUser):
-    """Of one user, as its rights are now. None: it may not enter the vhost."""
+    """The permissions of one user. rights is None if the user may not access the vhost."""
 
     def __init__(self, user: User, rights: Rights | None, topics: Topics, peer: Any) -> None:
         self._user, self._rights, self._peer = user, rights, peer
         self._known: dict[tuple[str, str], bool] = {}
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self.reads = GuardedTopics(topics, self, READ)
         self.writes = GuardedTopics(topics, self, WRITE)
         self.configures = GuardedTopics(topics, self, CONFIGURE)
-        self.sees = GuardedTopics(topics, self, LOOK)
+        self.sees = GuardedTopics(topics, self, DESCRIBE)
 
     def may(self, right: str, name: str) -> bool:
         found = self._known.get((right, name))
         if found is None:
-            found = self._rights is not None and ASKED[right](self._rights, name)
+            found = self._rights is not None and CHECKS[right](self._rights, name)
             if len(self._known) >= REMEMBERED_MAX:
                 self._known.clear()
             self._known[right, name] = found
@@ -112,7 +109,7 @@ class Access(AnyUser):
 
     def administer(self) -> None:
         if not self._user.is_administrator:
-            self._say(text := f"this is for users with the tag administrator, and {self._user.name!r} is none")
+            self._log_once(text := f"user {self._user.name!r} needs the administrator tag for this request")
             raise ClusterRefused(text)
 
     @property
@@ -129,19 +126,19 @@ class Access(AnyUser):
         return self.may(WRITE, transactional_id)
 
     def _refused(self, right: str, kind: str, name: str) -> str:
-        text = f"user {self._user.name!r} has no right to {right} {kind} {name[:255]!r}"
-        self._say(text)
+        text = f"user {self._user.name!r} has no permission to {right} {kind} {name[:255]!r}"
+        self._log_once(text)
         return text
 
-    def _say(self, text: str) -> None:
-        """Once: a client that is refused asks again, and again."""
-        if text not in self._said and len(self._said) < REMEMBERED_MAX:
-            self._said.add(text)
+    def _log_once(self, text: str) -> None:
+        """Clients repeat refused requests."""
+        if text not in self._logged and len(self._logged) < REMEMBERED_MAX:
+            self._logged.add(text)
             logger.warning("from %s: %s", self._peer, text)
 
 
 class GuardedTopics(Topics):
-    """The topics, for a user with one kind of right. Whether one without it is there is not said."""
+    """The topics on which a user has one permission. Does not reveal whether other topics exist."""
 
     def __init__(self, topics: Topics, access: Access, right: str) -> None:
         self._topics, self._access, self._right = topics, access, right
@@ -164,11 +161,7 @@ class GuardedTopics(Topics):
         return [stream for stream in self._topics.all() if self.shows(stream.name)]
 
 
-def of(listener: "KafkaListener", request: "Request") -> AnyUser:
-    return request.connection.access or listener.gate.anybody
-
-
-# What a request needs as a whole: without it the answer is its error code and nothing else.
+# Permissions that a whole request needs: without them the response is only an error code.
 Need = Callable[[AnyUser, Any], None]
 
 
@@ -190,8 +183,8 @@ def _administrator(allowed: AnyUser, fields: Any) -> None:
     allowed.administer()
 
 
-ANYBODY: tuple[Need, ...] = ()  # who has logged in
-BY_NAME: tuple[Need, ...] = ()  # each thing that is named is asked for by itself, in the handler
+ANYBODY: tuple[Need, ...] = ()  # every authenticated user
+BY_NAME: tuple[Need, ...] = ()  # the handler checks each resource that the request names
 
 RULES: dict[Api, tuple[Need, ...]] = {
     # Before a login: see login.BEFORE_LOGIN.
@@ -204,16 +197,16 @@ RULES: dict[Api, tuple[Need, ...]] = {
     Api.LIST_OFFSETS: BY_NAME,
     Api.OFFSET_FOR_LEADER_EPOCH: BY_NAME,
     Api.DESCRIBE_PRODUCERS: BY_NAME,
-    Api.METADATA: BY_NAME,  # any right; configure where a topic is made
+    Api.METADATA: BY_NAME,  # any permission; configure to create a topic
     Api.DESCRIBE_TOPIC_PARTITIONS: BY_NAME,
     Api.CREATE_TOPICS: BY_NAME,  # configure
     Api.DELETE_TOPICS: BY_NAME,
     Api.CREATE_PARTITIONS: BY_NAME,
     Api.DELETE_RECORDS: BY_NAME,
-    Api.DESCRIBE_CONFIGS: BY_NAME,  # of topics any right, of groups read, of the broker its administrator
-    Api.ALTER_CONFIGS: BY_NAME,  # of topics and groups configure, of the broker its administrator
+    Api.DESCRIBE_CONFIGS: BY_NAME,  # topics: any permission; groups: read; broker: administrator
+    Api.ALTER_CONFIGS: BY_NAME,  # topics and groups: configure; broker: administrator
     Api.INCREMENTAL_ALTER_CONFIGS: BY_NAME,
-    # Groups: read. What they say of topics: read.
+    # Groups: read, and read on the topics in the request.
     Api.FIND_COORDINATOR: BY_NAME,
     Api.JOIN_GROUP: (_group,),
     Api.SYNC_GROUP: (_group,),
@@ -252,22 +245,58 @@ RULES: dict[Api, tuple[Need, ...]] = {
     Api.DESCRIBE_QUORUM: (_administrator,),
     Api.UPDATE_FEATURES: (_administrator,),
     Api.DESCRIBE_LOG_DIRS: (_administrator,),
-    Api.ALTER_REPLICA_LOG_DIRS: BY_NAME,  # administrator; its answer has no place for one error
+    Api.ALTER_REPLICA_LOG_DIRS: BY_NAME,  # administrator; the response has no top-level error
     Api.ELECT_LEADERS: (_administrator,),
     Api.ALTER_PARTITION_REASSIGNMENTS: (_administrator,),
     Api.LIST_PARTITION_REASSIGNMENTS: (_administrator,),
     Api.LIST_CONFIG_RESOURCES: (_administrator,),
     Api.DESCRIBE_CLIENT_QUOTAS: (_administrator,),
     Api.DESCRIBE_USER_SCRAM_CREDENTIALS: (_administrator,),
-    Api.ALTER_USER_SCRAM_CREDENTIALS: BY_NAME,  # administrator; its answer has no place for one error
+    Api.ALTER_USER_SCRAM_CREDENTIALS: BY_NAME,  # administrator; the response has no top-level error
 }
 
 
 def refusal(access: Access, api: Api, fields: Any) -> Code | None:
-    """Why the whole request is refused, if it is."""
+    """The error code if the whole request is refused."""
     try:
         for need in RULES[api]:
             need(access, fields)
     except AccessRefused as error:
         return code_of(error)
     return None
+
+
+# Kafka's operations, one bit each, for clients that ask which ones they may use. While the broker is open, these are
+# the operations that a Kafka broker without an authorizer returns.
+
+
+class Operation:
+    """Bits of the authorized operations in Metadata, DescribeGroups and DescribeCluster responses."""
+
+    READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE = (
+        1 << bit for bit in range(3, 13)
+    )
+    LOOK = DESCRIBE | DESCRIBE_CONFIGS
+    ADMINISTER = CREATE | ALTER | CLUSTER_ACTION | DESCRIBE_CONFIGS | ALTER_CONFIGS
+
+
+def operations_on_topic(allowed: AnyUser, name: str) -> int:
+    found = Operation.READ if allowed.reads.shows(name) else 0
+    found |= Operation.WRITE if allowed.writes.shows(name) else 0
+    if allowed.configures.shows(name):
+        found |= Operation.CREATE | Operation.DELETE | Operation.ALTER | Operation.ALTER_CONFIGS
+    return found | Operation.LOOK if found else 0
+
+
+def operations_on_group(allowed: AnyUser, group_id: str, *, asked: bool) -> int:
+    if not asked:
+        return UNKNOWN_OPERATIONS
+    found = Operation.READ | Operation.DELETE | Operation.LOOK if allowed.shows_group(group_id) else 0
+    return found | (Operation.ALTER_CONFIGS if allowed.changes_group(group_id) else 0)
+
+
+def operations_on_cluster(allowed: AnyUser, *, asked: bool) -> int:
+    if not asked:
+        return UNKNOWN_OPERATIONS
+    found = Operation.DESCRIBE | Operation.IDEMPOTENT_WRITE
+    return found | Operation.ADMINISTER if allowed.is_administrator else found

@@ -1,4 +1,4 @@
-"""What the mechanisms of SASL have in common, and the simplest of them."""
+"""The interface of SASL mechanisms, and PLAIN."""
 
 from typing import Protocol
 
@@ -9,7 +9,7 @@ PLAIN = "PLAIN"
 
 
 class LoginRefused(HeadraceError):
-    """What the client is told; why is for the log."""
+    """The text goes to the client; `why` goes to the broker's log only."""
 
     def __init__(self, text: str, why: str) -> None:
         super().__init__(text)
@@ -17,13 +17,13 @@ class LoginRefused(HeadraceError):
 
 
 class Exchange(Protocol):
-    """One login: tokens of the client and answers, until there is a user."""
+    """One login: a sequence of client tokens and answers, until `user` is set."""
 
     mechanism: str
     user: User | None
 
     def take(self, token: bytes) -> bytes:
-        """The answer; LoginRefused if there is no way on."""
+        """The answer to a token. Raises LoginRefused."""
         ...
 
 
@@ -43,7 +43,7 @@ class Plain:
 
 
 def plain(token: bytes) -> tuple[str, str]:
-    """(user, password) of a PLAIN token, with Kafka's checks and in Kafka's words."""
+    """(user, password) of a PLAIN token, with Kafka's checks and error messages."""
     count = token.count(b"\0") + 1
     if count != 3:
         text = f"Invalid SASL/PLAIN response: expected 3 tokens, got {count}"
@@ -56,12 +56,12 @@ def plain(token: bytes) -> tuple[str, str]:
     if acts_as not in (b"", name):
         text = "Authentication failed: Client requested an authorization id that is different from username"
         raise LoginRefused(text, text)
-    # A password is the bytes it comes in, as at the other listeners; escapes keep those that are no UTF-8.
+    # A password is a byte string, as in the other listeners: surrogateescape keeps bytes that are not UTF-8.
     return name.decode("utf-8", "replace"), password.decode("utf-8", "surrogateescape")
 
 
 def wrong(mechanism: str, why: str) -> LoginRefused:
-    """The same for a user there is not as for a wrong password, in Kafka's words."""
+    """Kafka's error message, the same for an unknown user as for a wrong password."""
     if mechanism == PLAIN:
         return LoginRefused("Authentication failed: Invalid username or password", why)
     text = f"Authentication failed during authentication due to invalid credentials with SASL mechanism {mechanism}"

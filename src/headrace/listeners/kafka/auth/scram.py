@@ -1,4 +1,4 @@
-"""SASL/SCRAM at the Kafka listener (RFC 5802, as Kafka speaks it): the password itself is never sent."""
+"""SASL/SCRAM (RFC 5802, in Kafka's variant): the password itself is never sent."""
 
 import base64
 import binascii
@@ -19,11 +19,11 @@ _FINAL = re.compile(
     rb"(?P<bare>c=(?P<header>[A-Za-z0-9+/=]+),r=(?P<nonce>[\x21-\x2b\x2d-\x7e]+)(?:,[A-Za-z]+=[^,\0]*)*)"
     rb",p=(?P<proof>[A-Za-z0-9+/=]+)"
 )
-_DECOY = secrets.token_bytes(32)  # salts of users who are not there: the same each time one is asked for
+_DECOY = secrets.token_bytes(32)  # for the salts of unknown users, which must not change between logins
 
 
 class Scram:
-    """One login: two tokens of the client, and an answer to each."""
+    """One login: two client tokens, and an answer to each."""
 
     def __init__(self, users: Users, mechanism: str) -> None:
         self._users = users
@@ -31,7 +31,7 @@ class Scram:
         self.user: User | None = None
         self._name = ""
         self._keys: scram_keys.ScramKeys | None = None
-        self._header = self._nonce = self._said = b""
+        self._header = self._nonce = self._messages = b""
 
     def take(self, token: bytes) -> bytes:
         return self._finish(token) if self._nonce else self._begin(token)
@@ -39,13 +39,13 @@ class Scram:
     def _begin(self, token: bytes) -> bytes:
         found = _FIRST.fullmatch(token)
         if found is None:
-            raise self._refused("its first message is none of SCRAM's")
+            raise self._refused("the first message is not a valid SCRAM message")
         name = _unescaped(found["name"])
         if found["acts_as"] is not None and _unescaped(found["acts_as"]) != name:
             text = "Authentication failed: Client requested an authorization id that is different from username"
             raise LoginRefused(text, text)
         if b",tokenauth=true" in found["extensions"].lower():
-            raise self._refused("there are no delegation tokens")
+            raise self._refused("delegation tokens are not supported")
         self._name, self._header = name.decode("utf-8", "replace"), found["header"]
         self._keys = self._users.scram_keys(self._name, self.mechanism)
         salt, iterations = self._salt_of(name), scram_keys.ITERATIONS_MIN
@@ -53,30 +53,30 @@ class Scram:
             salt, iterations = self._keys.salt, self._keys.iterations
         self._nonce = found["nonce"] + secrets.token_urlsafe(NONCE_BYTES).encode()
         answer = b"r=%b,s=%b,i=%d" % (self._nonce, base64.b64encode(salt), iterations)
-        self._said = found["bare"] + b"," + answer
+        self._messages = found["bare"] + b"," + answer
         return answer
 
     def _finish(self, token: bytes) -> bytes:
         found = _FINAL.fullmatch(token)
         if found is None:
-            raise self._refused("its last message is none of SCRAM's")
+            raise self._refused("the final message is not a valid SCRAM message")
         try:
             header, proof = (base64.b64decode(found[part], validate=True) for part in ("header", "proof"))
         except binascii.Error:
-            raise self._refused("its last message is not in base64") from None
+            raise self._refused("the final message is not valid base64") from None
         if found["nonce"] != self._nonce or header != self._header:
-            raise self._refused("its last message belongs to another login")
-        said = self._said + b"," + found["bare"]
-        # Asked for last: a user who is not there costs as much, and gets as far.
+            raise self._refused("the final message belongs to another login")
+        messages = self._messages + b"," + found["bare"]
+        # Checked last, so that an unknown user takes the same steps and the same time.
         keys = self._keys or scram_keys.of_salted(self.mechanism, _DECOY, b"", 0)
-        proven = scram_keys.proves(self.mechanism, keys, said, proof)
+        proven = scram_keys.proves(self.mechanism, keys, messages, proof)
         if not proven or self._keys is None or not self._is_current():
             raise wrong(self.mechanism, f"user {self._name!r:.100} - invalid credentials")
         self.user = self._users.user(self._name)
-        return b"v=" + base64.b64encode(scram_keys.digest(self.mechanism, keys.server_key, said))
+        return b"v=" + base64.b64encode(scram_keys.digest(self.mechanism, keys.server_key, messages))
 
     def _is_current(self) -> bool:
-        """Whether the password was not changed since the login began."""
+        """Whether the password is the same as when the login began."""
         return self._users.scram_keys(self._name, self.mechanism) == self._keys
 
     def _salt_of(self, name: bytes) -> bytes:

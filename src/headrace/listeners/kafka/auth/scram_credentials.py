@@ -1,28 +1,25 @@
-"""Passwords for SCRAM as Kafka's tools look at them and set them (`kafka-configs --entity-type users`).
+"""SCRAM credentials, described and altered by Kafka's tools (`kafka-configs --entity-type users`).
 
-They are set one mechanism at a time, and salted by the client: what is not known here is the password, so a user that
-is made this way logs in with that mechanism only.
+They are set one mechanism at a time and salted by the client. The broker does not learn the password, so a user created
+this way can log in with that mechanism only.
 """
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.broker.access import scram_keys
 from headrace.errors import HeadraceError, InvalidInput
 from headrace.listeners.common.addresses import is_loopback
-from headrace.listeners.kafka.auth import access
+from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.errors import ClusterRefused, Code, code_of
-
-if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaListener
-    from headrace.listeners.kafka.request_pipeline import Request
+from headrace.listeners.kafka.request_pipeline import Request
 
 MECHANISMS = {1: scram_keys.SHA256, 2: scram_keys.SHA512}  # by Kafka's number
 NUMBERS = {mechanism: number for number, mechanism in MECHANISMS.items()}
 
 
-async def describe_user_scram_credentials(listener: "KafkaListener", request: "Request", fields: Any) -> dict[str, Any]:
-    known = {user.name: user.scram for user in listener.broker.users.users() if user.scram}
+async def describe_user_scram_credentials(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    known = {user.name: user.scram for user in context.broker.users.users() if user.scram}
     asked = Counter(user.name for user in fields.users or ()) or Counter(known.keys())
     return {"results": [_described(name, known.get(name), count) for name, count in asked.items()]}
 
@@ -38,15 +35,15 @@ def _described(name: str, found: scram_keys.Credentials | None, count: int) -> d
     return {"user": name, "credential_infos": infos}
 
 
-async def alter_user_scram_credentials(listener: "KafkaListener", request: "Request", fields: Any) -> dict[str, Any]:
-    """Each user is changed as a whole or not at all, as long as the disk has room."""
+async def alter_user_scram_credentials(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    """Each user is changed completely or not at all, unless the disk is full."""
     entries = [*fields.deletions, *fields.upsertions]
     results = []
     for name in dict.fromkeys(entry.name for entry in entries):
         try:
-            _check_right(listener, request)
-            for mechanism, keys in _wanted(listener, [entry for entry in entries if entry.name == name]).items():
-                await listener.broker.users.set_scram(name, mechanism, keys)
+            _check_access(context, request)
+            for mechanism, keys in _wanted(context, [entry for entry in entries if entry.name == name]).items():
+                await context.broker.users.set_scram(name, mechanism, keys)
             results.append({"user": name})
         except _Refused as refused:
             results.append({"user": name, "error_code": refused.code, "error_message": str(refused)})
@@ -55,11 +52,11 @@ async def alter_user_scram_credentials(listener: "KafkaListener", request: "Requ
     return {"results": results}
 
 
-def _check_right(listener: "KafkaListener", request: "Request") -> None:
-    access.of(listener, request).administer()
-    # As long as nobody is asked who they are, a stranger could lock everybody out by making the first user.
-    if listener.gate.is_open and not is_loopback(request.connection.peer[0]):
-        raise ClusterRefused("the first user is made on the broker's own machine")
+def _check_access(context: KafkaContext, request: Request) -> None:
+    context.access_of(request).administer()
+    # While the broker is open, a stranger could lock all other clients out by creating the first user.
+    if context.gate.is_open and not is_loopback(request.connection.peer[0]):
+        raise ClusterRefused("the first user can only be created from the broker's own machine")
 
 
 class _Refused(Exception):
@@ -68,8 +65,8 @@ class _Refused(Exception):
         self.code = code
 
 
-def _wanted(listener: "KafkaListener", entries: list[Any]) -> dict[str, scram_keys.ScramKeys | None]:
-    """Keys by mechanism, None for those that go; with Kafka's checks and in Kafka's words."""
+def _wanted(context: KafkaContext, entries: list[Any]) -> dict[str, scram_keys.ScramKeys | None]:
+    """Keys by mechanism, None for those to delete, with Kafka's checks and error messages."""
     found: dict[str, scram_keys.ScramKeys | None] = {}
     for entry in entries:
         if not entry.name:
@@ -80,13 +77,13 @@ def _wanted(listener: "KafkaListener", entries: list[Any]) -> dict[str, scram_ke
         if mechanism in found:
             text = "A user credential cannot be altered twice in the same request"
             raise _Refused(Code.DUPLICATE_RESOURCE, text)
-        found[mechanism] = _keys(listener, mechanism, entry)
+        found[mechanism] = _keys(context, mechanism, entry)
     return found
 
 
-def _keys(listener: "KafkaListener", mechanism: str, entry: Any) -> scram_keys.ScramKeys | None:
+def _keys(context: KafkaContext, mechanism: str, entry: Any) -> scram_keys.ScramKeys | None:
     if not hasattr(entry, "salted_password"):
-        if listener.broker.users.scram_keys(entry.name, mechanism) is None:
+        if context.broker.users.scram_keys(entry.name, mechanism) is None:
             text = "Attempt to delete a user credential that does not exist"
             raise _Refused(Code.RESOURCE_NOT_FOUND, text)
         return None

@@ -1,35 +1,32 @@
-"""Fetch: answers at once if there is enough to read, else when there is, or when the client's patience ends.
+"""Fetch: answers when enough bytes are readable, or when the client's max_wait_ms has passed.
 
-Waiting costs nothing: a watch on a log is left in place from one fetch to the next, until the log has
-more to read.
+Waiting costs nothing: a watch on a log stays in place from one fetch to the next, until the log has more to read.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from typing import Any
 
 from headrace.broker.streams.partition import PART_BYTES_MIN, Partition, ReadWaits
 from headrace.errors import HeadraceError
 from headrace.listeners.kafka.admin.topic_index import Topics
-from headrace.listeners.kafka.auth import access
 from headrace.listeners.kafka.connection import Connection
-from headrace.listeners.kafka.data.fetch_sessions import FetchPosition, Key, Opened, open_session
+from headrace.listeners.kafka.context import KafkaContext
+from headrace.listeners.kafka.data.fetch_sessions import FetchPosition, Key, Opened
 from headrace.listeners.kafka.errors import Code, code_of
 from headrace.listeners.kafka.request_pipeline import Request
 from headrace.wire.kafka import hot
-
-if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaListener
+from headrace.wire.kafka.hot import FetchRequest, FetchResult
 
 READ_COMMITTED = 1
-BY_ID_FROM = 13  # the version from which topics are called by their ids
-LARGE_BYTES = 64 << 10  # may name more partitions than there are
-RECHECK_S = 0.005  # a fetch that waits for many bytes does not look again at every small batch
-Result = tuple[int, int, int, int, int, Sequence[tuple[int, int]] | None, Any]
+BY_ID_FROM = 13  # the version from which requests name topics by id
+LARGE_BYTES = 64 << 10  # a larger request may name more partitions than exist
+RECHECK_S = 0.005  # a fetch that waits for many bytes does not read again for every small batch
+Results = list[tuple[Key, FetchPosition, FetchResult]]
 
 
 class Watch:
-    """Tells the connection once that a log can be read at an offset."""
+    """Notifies a connection's waiting fetches once when a log becomes readable at an offset."""
 
     __slots__ = ("committed", "connection", "fired", "offset", "waiter")
 
@@ -40,7 +37,7 @@ class Watch:
         self.fired = False
         self.waiter = partition.wait(offset, self._fire, committed=committed)
 
-    def still_waits(self, offset: int, committed: bool) -> bool:
+    def is_armed(self, offset: int, committed: bool) -> bool:
         return not self.fired and self.offset == offset and self.committed == committed
 
     def _fire(self) -> None:
@@ -52,118 +49,102 @@ class Watch:
         self.waiter.cancel()
 
 
-class Fetch:
-    """One request on its way to an answer."""
+class State(Enum):
+    """State of one Fetch.
 
-    def __init__(self, listener: "KafkaListener", request: Request, parsed: tuple[Any, ...]) -> None:
-        (
-            _,
-            self.max_wait_ms,
-            self.min_bytes,
-            self.max_bytes,
-            self.isolation,
-            session_id,
-            epoch,
-            topics,
-            gone,
-        ) = parsed
-        self.listener = listener
+    WAITING and RECHECKING have their watches armed and the max_wait_ms timer running. A watch that fires moves WAITING
+    to RECHECKING, or reads at once if any byte is enough. LOADING ignores watches, because it reads every partition
+    again when it ends; it also outlasts max_wait_ms, because an empty answer would be wrong.
+    """
+
+    READING = "reading the partitions"
+    LOADING = "waiting for a worker thread to read cold data into memory"
+    WAITING = "waiting for more bytes or for max_wait_ms"
+    RECHECKING = "new bytes arrived, reads again after RECHECK_S"
+    DONE = "answered, failed, or the connection is gone"
+
+
+class Fetch:
+    """One fetch request, from parsing to its answer."""
+
+    def __init__(self, context: KafkaContext, request: Request, parsed: FetchRequest) -> None:
+        self.context = context
         self.request = request
-        self.max_bytes = min(self.max_bytes, listener.config.read_bytes_max, listener.flow.answer_bytes_max())
+        self.max_wait_ms = parsed.max_wait_ms
+        self.min_bytes = parsed.min_bytes
+        self.max_bytes = min(parsed.max_bytes, context.config.read_bytes_max, context.flow.answer_bytes_max())
+        self.committed = parsed.isolation == READ_COMMITTED
         known = request.connection.access
-        self.topics: Topics = listener.topics if known is None else known.reads
-        self.opened: Opened = open_session(
-            listener, request.connection, session_id, epoch, request.version >= BY_ID_FROM, topics, gone
+        self.topics: Topics = context.topics if known is None else known.reads
+        self.opened: Opened = context.fetch_sessions.open(
+            request.connection.fetch_sessions,
+            parsed.session_id,
+            parsed.session_epoch,
+            request.version >= BY_ID_FROM,
+            parsed.topics,
+            parsed.forgotten,
         )
-        self._timer: asyncio.TimerHandle | None = None
-        self._recheck: asyncio.TimerHandle | None = None
-        self._cold: ReadWaits | None = None  # the first thing to read that is not in memory
-        self._is_loading = self._is_final = False
-        self._messages = 0  # found by the last look
-        self._is_full = False  # there was more than it has room for
+        self._state = State.READING
+        self._is_past_max_wait = self.max_wait_ms <= 0 or not self.opened.wanted
+        self._max_wait_timer: asyncio.TimerHandle | None = None
+        self._recheck_timer: asyncio.TimerHandle | None = None
+        # Found by the last read of the partitions:
+        self._cold: ReadWaits | None = None  # the first read that needs data which is not in memory
+        self._messages = 0
+        self._is_full = False  # there was more than max_bytes
 
     def start(self) -> None:
         if self.opened.error:
             self._answer([])
-            return
-        if not self._try(final=self.max_wait_ms <= 0 or not self.opened.wanted):
-            self._wait()
+        else:
+            self._read_and_answer_or_wait()
 
-    def _try(self, *, final: bool) -> bool:
-        """Whether that was all: see _look. Called by timers and by logs that have more to read, too: our bug ends this
-        connection, and is not theirs."""
+    def _read_and_answer_or_wait(self) -> None:
+        """Timers and logs call this, too, so a bug here ends this connection and must not reach the caller."""
         try:
-            return self._look(final=final)
-        except Exception as error:  # noqa: BLE001 - one bad request must not stop the others
-            self._stop()
-            self.request.fail(error)
-            return True
-
-    def _look(self, *, final: bool) -> bool:
-        """Answer if there is enough, or if this was the last chance."""
-        self._is_final = self._is_final or final
-        if self._is_loading:
-            return True  # and looks again when it is done
-        results, size, has_error = self._read()
-        cold, self._cold = self._cold, None
-        if cold is not None and not (has_error or size >= max(self.min_bytes, 1)):
-            # Not even at the end of the client's patience: that there is nothing would be untrue.
-            self._is_loading = True
-            cold.then(self._loaded)
-            return True
-        if not (final or has_error or self._is_full or size >= self.min_bytes):
-            return False
-        if cold is not None:  # for the next fetch: something else may be in memory each time
-            cold.then(lambda: None)
-        self._answer(self._changed(results) if self.opened.is_incremental else results)
-        return True
-
-    def _is_over(self) -> bool:
-        """Nobody wants it any more. What has waited is for whoever the connection belongs to now."""
-        if self.request.connection.is_closed or not self.listener.admits(self.request):
-            self._stop()
-            return True
-        self.topics = access.of(self.listener, self.request).reads
-        return False
-
-    def _loaded(self) -> None:
-        self._is_loading = False
-        if self._is_over():
-            return
-        if not self._try(final=self._is_final):
-            if self._timer is None:
-                self._wait()
+            self._state = State.READING
+            results, size, has_error = self._read_all()
+            cold, self._cold = self._cold, None
+            if cold is not None and not has_error and size < max(self.min_bytes, 1):
+                self._state = State.LOADING
+                cold.then(self._on_loaded)
+            elif self._is_past_max_wait or has_error or self._is_full or size >= self.min_bytes:
+                if cold is not None:  # load it for the next fetch, which may find other partitions in memory again
+                    cold.then(lambda: None)
+                self._answer(self._changed(results) if self.opened.is_incremental else results)
             else:
-                self._stop_waiting()
-                self._rewatch()
+                self._wait()
+        except Exception as error:  # noqa: BLE001 - one bad request must not stop the others
+            self._finish()
+            self.request.fail(error)
 
     # Reading.
 
-    def _read(self) -> tuple[list[tuple[Key, FetchPosition, Result]], int, bool]:
-        results: list[tuple[Key, FetchPosition, Result]] = []
+    def _read_all(self) -> tuple[Results, int, bool]:
+        """(results, bytes found, whether a partition failed)"""
+        results: Results = []
         size, has_error = 0, False
         self._messages = 0
         self._is_full = False
-        incremental, committed = self.opened.is_incremental, self.isolation == READ_COMMITTED
+        incremental, committed = self.opened.is_incremental, self.committed
         for key, wanted in self.opened.wanted.items():
-            if incremental and wanted.watch is not None and wanted.watch.still_waits(wanted.offset, committed):
-                continue  # an idle partition of a session costs this line
+            if incremental and wanted.watch is not None and wanted.watch.is_armed(wanted.offset, committed):
+                continue  # all that an idle partition of a session costs
             result = self._read_one(key, wanted, self.max_bytes - size, first=size == 0)
-            records = result[6]
+            records = result.records
             size += len(records) if records is not None else 0
-            has_error = has_error or result[1] != Code.NONE
+            has_error = has_error or result.error != Code.NONE
             results.append((key, wanted, result))
         return results, size, has_error
 
-    def _read_one(self, key: Key, wanted: FetchPosition, room: int, *, first: bool) -> Result:
+    def _read_one(self, key: Key, wanted: FetchPosition, room: int, *, first: bool) -> FetchResult:
         topic, number = key
         try:
             partition = self.topics.partition(topic, number)
             if wanted.leader_epoch >= 0 and wanted.leader_epoch != partition.epoch:
                 stale = wanted.leader_epoch < partition.epoch
-                code = Code.FENCED_LEADER_EPOCH if stale else Code.UNKNOWN_LEADER_EPOCH
-                return number, code, -1, -1, -1, None, None
-            committed = self.isolation == READ_COMMITTED
+                return FetchResult(number, Code.FENCED_LEADER_EPOCH if stale else Code.UNKNOWN_LEADER_EPOCH)
+            committed = self.committed
             high, stable, start = partition.end_offset, partition.stable_end, partition.start_offset
             end = stable if committed else high
             records: Any = None
@@ -172,22 +153,22 @@ class Fetch:
                 most = min(wanted.max_bytes, room)
                 if room > 0 or first:
                     records, next_offset = self._records(partition, wanted.offset, most, end)
-                # The first batch is sent whatever its size: a client that asks for less than it could never go on.
-                # Another is not: librdkafka closes the connection at an answer larger than it can be, again and again.
+                # The first batch is sent regardless of its size: a client with a smaller limit could never continue.
+                # Later batches are not: librdkafka closes the connection when a response exceeds its limit, every time.
                 if not first and (records is None or len(records) > most):
                     records, next_offset = None, wanted.offset
                     self._is_full = True
                 self._messages += max(0, next_offset - wanted.offset)
             aborted = self._aborted(partition.log_id, wanted.offset, next_offset) if committed else None
-            return number, Code.NONE, partition.end_offset, stable, start, aborted, records
+            return FetchResult(number, Code.NONE, high, stable, start, aborted, records)
         except ReadWaits as cold:
             self._cold = self._cold or cold
-            return number, Code.NONE, partition.end_offset, stable, start, [] if committed else None, None
+            return FetchResult(number, Code.NONE, high, stable, start, [] if committed else None)
         except HeadraceError as error:
-            return number, code_of(error), -1, -1, -1, None, None
+            return FetchResult(number, code_of(error))
 
     def _records(self, partition: Partition, offset: int, most: int, end: int) -> tuple[Any, int]:
-        """With the offset behind them. In their file, where they can be sent from there."""
+        """(records, the offset after them). The records are a range of their file where it can be sent from there."""
         if self.request.connection.takes_files and most >= PART_BYTES_MIN:
             part = partition.part_now(offset, most, end=end)
             if part is not None:
@@ -196,31 +177,36 @@ class Fetch:
         return chunk.data, chunk.next_offset
 
     def _aborted(self, log_id: int, start: int, end: int) -> list[tuple[int, int]]:
-        producers = self.listener.coordination.producers.of(log_id)
+        producers = self.context.coordination.producers.of(log_id)
         return producers.aborted_between(start, end) if producers is not None else []
 
-    def _changed(self, results: list[tuple[Key, FetchPosition, Result]]) -> list[tuple[Key, FetchPosition, Result]]:
+    def _changed(self, results: Results) -> Results:
+        """The results that an incremental fetch session has to include."""
         return [
             (key, wanted, result)
             for key, wanted, result in results
-            if result[6] or result[1] or result[2] != wanted.high_watermark or result[4] != wanted.log_start
+            if result.records
+            or result.error
+            or result.high_watermark != wanted.high_watermark
+            or result.log_start != wanted.log_start
         ]
 
     # Answering.
 
-    def _answer(self, results: list[tuple[Key, FetchPosition, Result]]) -> None:
-        self._stop()
-        stats = self.listener.stats
+    def _answer(self, results: Results) -> None:
+        self._finish()
+        stats = self.context.stats
         stats.messages_out += self._messages
-        topics: dict[str | bytes, list[Result]] = {}
+        topics: dict[str | bytes, list[FetchResult]] = {}
         read: list[Key] = []
         for key, wanted, result in results:
             topics.setdefault(key[0], []).append(result)
-            wanted.high_watermark, wanted.log_start = result[2], result[4]
-            if result[6]:
-                stats.bytes_out += len(result[6])
+            wanted.high_watermark, wanted.log_start = result.high_watermark, result.log_start
+            records = result.records
+            if records:
+                stats.bytes_out += len(records)
                 read.append(key)
-        for key in read:  # who was served goes to the end, so that others have their turn
+        for key in read:  # partitions with records move to the end, so that the next fetch starts with the others
             kept = self.opened.wanted.pop(key, None)
             if kept is not None:
                 self.opened.wanted[key] = kept
@@ -236,79 +222,89 @@ class Fetch:
             )
         )
 
+    def _finish(self) -> None:
+        self._state = State.DONE
+        if self._on_readable in self.request.connection.fetch_waiters:
+            self.request.connection.fetch_waiters.remove(self._on_readable)
+        for timer in (self._max_wait_timer, self._recheck_timer):
+            if timer is not None:
+                timer.cancel()
+        self._max_wait_timer = self._recheck_timer = None
+
     # Waiting.
 
     def _wait(self) -> None:
-        connection = self.request.connection
-        committed = self.isolation == READ_COMMITTED
+        self._state = State.WAITING
+        self._arm_watches()
+        waiters = self.request.connection.fetch_waiters
+        if self._on_readable not in waiters:
+            waiters.append(self._on_readable)
+        if self._max_wait_timer is None:
+            self._max_wait_timer = self.context.loop.call_later(
+                min(self.max_wait_ms, self.context.config.read_wait_ms_max) / 1000, self._on_max_wait
+            )
+
+    def _arm_watches(self) -> None:
+        connection, committed = self.request.connection, self.committed
         for (topic, number), wanted in self.opened.wanted.items():
-            if wanted.watch is not None and wanted.watch.still_waits(wanted.offset, committed):
+            if wanted.watch is not None and wanted.watch.is_armed(wanted.offset, committed):
                 continue
             try:
                 partition = self.topics.partition(topic, number)
             except HeadraceError:
                 continue
             end = partition.stable_end if committed else partition.end_offset
-            offset = max(wanted.offset, end)
-            watch: Watch | None = connection.watches.get(partition.log_id)
-            if watch is None or not watch.still_waits(offset, committed):
+            offset, log_id = max(wanted.offset, end), partition.log_id
+            watch: Watch | None = connection.watches.get(log_id)
+            if watch is None or not watch.is_armed(offset, committed):
                 if watch is not None:
                     watch.cancel()
-                    watch.fired = True  # sessions that share it must not take it for a promise
-                watch = connection.watches[partition.log_id] = Watch(connection, partition, offset, committed)
+                    watch.fired = True  # other sessions share this watch and must not skip their partition for it
+                watch = connection.watches[log_id] = Watch(connection, partition, offset, committed)
             wanted.watch = watch
-        connection.fetch_waiters.append(self._woken)
-        self._timer = self.listener.loop.call_later(
-            min(self.max_wait_ms, self.listener.config.read_wait_ms_max) / 1000, self._time_is_up
-        )
 
-    def _woken(self) -> None:
-        if self._recheck is not None:
+    def _on_readable(self) -> None:
+        if self._state is not State.WAITING:
             return
         if self.min_bytes > 1:
-            self._recheck = self.listener.loop.call_later(RECHECK_S, self._look_again)
+            self._state = State.RECHECKING
+            self._recheck_timer = self.context.loop.call_later(RECHECK_S, self._on_recheck)
         else:
-            self._look_again()
+            self._resume()
 
-    def _look_again(self) -> None:
-        self._recheck = None
-        if not self._is_over() and not self._try(final=False):
-            self._stop_waiting()
-            self._rewatch()
+    def _on_recheck(self) -> None:
+        self._recheck_timer = None
+        if self._state is State.RECHECKING:
+            self._resume()
 
-    def _rewatch(self) -> None:
-        timer, self._timer = self._timer, None
-        self._wait()
-        if self._timer is not None and timer is not None:
-            self._timer.cancel()  # the first one still runs
-        self._timer = timer
+    def _on_max_wait(self) -> None:
+        self._max_wait_timer = None
+        self._is_past_max_wait = True
+        if self._state is not State.LOADING:
+            self._resume()
 
-    def _time_is_up(self) -> None:
-        self._timer = None
-        if not self._is_over():
-            self._try(final=True)
+    def _on_loaded(self) -> None:
+        if self._state is State.LOADING:
+            self._resume()
 
-    def _stop_waiting(self) -> None:
-        if self._woken in self.request.connection.fetch_waiters:
-            self.request.connection.fetch_waiters.remove(self._woken)
-
-    def _stop(self) -> None:
-        self._stop_waiting()
-        for timer in (self._timer, self._recheck):
-            if timer is not None:
-                timer.cancel()
-        self._timer = self._recheck = None
+    def _resume(self) -> None:
+        """Read again, with the permissions that the connection has now, unless it is gone or not admitted any more."""
+        if self.request.connection.is_closed or not self.context.admits(self.request):
+            self._finish()
+            return
+        self.topics = self.context.access_of(self.request).reads
+        self._read_and_answer_or_wait()
 
 
-def fetch(listener: "KafkaListener", request: Request) -> None:
+def fetch(context: KafkaContext, request: Request) -> None:
     parsed = hot.parse_fetch(request.buffer, request.position, request.size, request.version)
     request.buffer = bytearray()
     if request.size > LARGE_BYTES:
-        listener.check_named(parsed[7])
-    if parsed[0] >= 0:  # somebody who says that it is a broker: there is only us
+        context.check_named(parsed.topics)
+    if parsed.replica_id >= 0:  # a broker that replicates: this cluster has no other broker
         pieces = hot.fetch_response(
             request.version, request.correlation_id, 0, Code.CLUSTER_AUTHORIZATION_FAILED, 0, []
         )
         request.answer(pieces)
         return
-    Fetch(listener, request, parsed).start()
+    Fetch(context, request, parsed).start()

@@ -1,65 +1,46 @@
-"""Where logs begin and end, by time and by epoch, and moving their beginning."""
+"""ListOffsets, OffsetForLeaderEpoch and DeleteRecords: the offsets at which logs start and end."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from headrace.broker.cooperative import YieldEvery
 from headrace.broker.streams.partition import Partition, when_loaded
-from headrace.errors import HeadraceError, OffsetOutOfRange
-from headrace.listeners.kafka.auth import access
-from headrace.listeners.kafka.errors import Code, NotDeleted, code_of
+from headrace.errors import OffsetOutOfRange
+from headrace.listeners.kafka.context import KafkaContext
+from headrace.listeners.kafka.errors import FencedLeaderEpoch, NotDeleted, UnknownLeaderEpoch, UnsupportedVersion
+from headrace.listeners.kafka.per_partition import per_partition
 from headrace.listeners.kafka.request_pipeline import Request
-
-if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaListener
 
 LATEST = -1
 EARLIEST = -2
 MAX_TIMESTAMP = -3
-EARLIEST_LOCAL = -4  # everything is local
-LATEST_TIERED = -5  # nothing is elsewhere
+EARLIEST_LOCAL = -4  # the same as EARLIEST: everything is local
+LATEST_TIERED = -5  # none: nothing is remote
 EARLIEST_PENDING_UPLOAD = -6
 SINCE = {LATEST: 0, EARLIEST: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
-NEVER = 1000  # a version of ListOffsets that is far away
+NEVER = 1000  # a version of ListOffsets that does not exist
 READ_COMMITTED = 1
 NONE = -1
 
 
-async def list_offsets(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def list_offsets(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     committed = fields.isolation_level == READ_COMMITTED
-    found = access.of(listener, request).reads
-    topics = []
-    turns = YieldEvery()
-    for topic in fields.topics:
-        parts = []
-        async for wanted in turns.each(topic.partitions):
-            answer: dict[str, Any] = {
-                "partition_index": wanted.partition_index,
-                "timestamp": NONE,
-                "offset": NONE,
-            }
-            try:
-                partition = found.partition(topic.name, wanted.partition_index)
-                check = epoch_error(partition, wanted.current_leader_epoch)
-                if check is not None:
-                    answer["error_code"] = check
-                elif wanted.timestamp < 0 and request.version < SINCE.get(wanted.timestamp, NEVER):
-                    answer["error_code"] = Code.UNSUPPORTED_VERSION  # it means nothing to who sends it
-                else:
-                    timestamp, offset = await find_offset(partition, wanted.timestamp, committed)
-                    epoch = partition.epoch if offset >= 0 else NONE
-                    answer.update(timestamp=timestamp, offset=offset, leader_epoch=epoch)
-                    answer["old_style_offsets"] = [offset] if offset >= 0 else []  # version 0 could ask for several
-            except HeadraceError as error:
-                answer["error_code"] = code_of(error)
-            parts.append(answer)
-        topics.append({"name": topic.name, "partitions": parts})
-        await turns.rest()
-    return {"topics": topics}
+    readable = context.access_of(request).reads
+
+    async def find(topic: Any, wanted: Any) -> dict[str, Any]:
+        partition = readable.partition(topic.name, wanted.partition_index)
+        check_epoch(partition, wanted.current_leader_epoch)
+        if wanted.timestamp < 0 and request.version < SINCE.get(wanted.timestamp, NEVER):
+            raise UnsupportedVersion(f"timestamp {wanted.timestamp} in version {request.version}")
+        timestamp, offset = await find_offset(partition, wanted.timestamp, committed)
+        epoch = partition.epoch if offset >= 0 else NONE
+        old_style = [offset] if offset >= 0 else []  # version 0 could ask for several
+        return {"timestamp": timestamp, "offset": offset, "leader_epoch": epoch, "old_style_offsets": old_style}
+
+    return {"topics": await per_partition(fields.topics, find, default={"timestamp": NONE, "offset": NONE})}
 
 
 async def find_offset(partition: Partition, timestamp: int, committed: bool) -> tuple[int, int]:
-    """(timestamp, offset), (-1, -1) if there is none."""
+    """(timestamp, offset) of a timestamp or one of the constants above; (-1, -1) if there is none."""
     end = partition.stable_end if committed else partition.end_offset
     if timestamp == LATEST:
         return NONE, end
@@ -80,8 +61,11 @@ async def first_at(partition: Partition, timestamp: int) -> tuple[int, int] | No
 
 
 async def newest(partition: Partition) -> tuple[int, int] | None:
-    """(offset, timestamp) of the record with the largest one. Where what says it is no record that can be read, halves
-    the range of times, as the index answers 'first at or after'."""
+    """(offset, timestamp) of the record with the largest timestamp.
+
+    If the log's max_timestamp belongs to no record that can be read, a binary search over times finds the largest: the
+    index only answers "the first record at or after".
+    """
     high = partition.max_timestamp
     best = await first_at(partition, max(0, high))
     if best is not None:
@@ -100,58 +84,39 @@ async def newest(partition: Partition) -> tuple[int, int] | None:
     return best
 
 
-def epoch_error(partition: Partition, epoch: int) -> Code | None:
-    """A client whose knowledge of the log is older, or newer, than the log."""
+def check_epoch(partition: Partition, epoch: int) -> None:
+    """Raise if the client knows an older or newer leader epoch than the log's. -1: the client does not check."""
     if epoch < 0 or epoch == partition.epoch:
-        return None
-    return Code.FENCED_LEADER_EPOCH if epoch < partition.epoch else Code.UNKNOWN_LEADER_EPOCH
+        return
+    raise FencedLeaderEpoch(epoch) if epoch < partition.epoch else UnknownLeaderEpoch(epoch)
 
 
-async def offset_for_leader_epoch(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    found = access.of(listener, request).reads
-    topics = []
-    turns = YieldEvery()
-    for topic in fields.topics:
-        parts = []
-        async for wanted in turns.each(topic.partitions):
-            answer: dict[str, Any] = {"partition": wanted.partition}
-            try:
-                partition = found.partition(topic.topic, wanted.partition)
-                check = epoch_error(partition, wanted.current_leader_epoch)
-                if check is not None:
-                    answer["error_code"] = check
-                elif 0 <= wanted.leader_epoch <= partition.epoch:  # else who asks has read another log
-                    epoch, end = partition.epoch_end(wanted.leader_epoch)
-                    answer.update(leader_epoch=epoch, end_offset=end)
-            except HeadraceError as error:
-                answer["error_code"] = code_of(error)
-            parts.append(answer)
-        topics.append({"topic": topic.topic, "partitions": parts})
-        await turns.rest()
-    return {"topics": topics}
+async def offset_for_leader_epoch(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    readable = context.access_of(request).reads
+
+    async def find(topic: Any, wanted: Any) -> dict[str, Any]:
+        partition = readable.partition(topic.topic, wanted.partition)
+        check_epoch(partition, wanted.current_leader_epoch)
+        if 0 <= wanted.leader_epoch <= partition.epoch:
+            epoch, end = partition.epoch_end(wanted.leader_epoch)
+            return {"leader_epoch": epoch, "end_offset": end}
+        return {}  # the client has read another log
+
+    return {"topics": await per_partition(fields.topics, find, topic_field="topic", index_field="partition")}
 
 
-async def delete_records(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    found = access.of(listener, request).configures
-    topics = []
-    turns = YieldEvery()
-    for topic in fields.topics:
-        parts = []
-        async for wanted in turns.each(topic.partitions):
-            answer: dict[str, Any] = {"partition_index": wanted.partition_index, "low_watermark": NONE}
-            try:
-                partition = found.partition(topic.name, wanted.partition_index)
-                if partition.settings.cleanup_policy == "compact":
-                    raise NotDeleted(f"{topic.name} keeps the last record of every key")
-                offset = partition.end_offset if wanted.offset == -1 else wanted.offset
-                if offset < 0 or offset > partition.end_offset:
-                    raise OffsetOutOfRange(offset, partition.start_offset, partition.end_offset)
-                if offset > partition.start_offset:
-                    await listener.broker.segments.delete_before(partition, offset)
-                answer["low_watermark"] = partition.start_offset
-            except HeadraceError as error:
-                answer["error_code"] = code_of(error)
-            parts.append(answer)
-        topics.append({"name": topic.name, "partitions": parts})
-        await turns.rest()
-    return {"topics": topics}
+async def delete_records(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    configurable = context.access_of(request).configures
+
+    async def delete(topic: Any, wanted: Any) -> dict[str, Any]:
+        partition = configurable.partition(topic.name, wanted.partition_index)
+        if partition.settings.cleanup_policy == "compact":
+            raise NotDeleted(f"topic {topic.name!r} is compacted: its records cannot be deleted by offset")
+        offset = partition.end_offset if wanted.offset == -1 else wanted.offset
+        if offset < 0 or offset > partition.end_offset:
+            raise OffsetOutOfRange(offset, partition.start_offset, partition.end_offset)
+        if offset > partition.start_offset:
+            await context.broker.segments.delete_before(partition, offset)
+        return {"low_watermark": partition.start_offset}
+
+    return {"topics": await per_partition(fields.topics, delete, default={"low_watermark": NONE})}

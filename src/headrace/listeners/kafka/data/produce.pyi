@@ -1,4 +1,4 @@
-from headrace.listeners.kafka.listener import KafkaListener
+from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.request_pipeline import Request
 
-def produce(listener: KafkaListener, request: Request) -> None: ...
+def produce(listener: KafkaContext, request: Request) -> None: ...

@@ -50,7 +50,7 @@ cdef enum:
 
 cdef class Pending:
     """The results of one request, filled in as tickets resolve."""
-    cdef object listener
+    cdef object context
     cdef Request request
     cdef list topics  # as hot.produce_response takes them
     cdef int64_t acks
@@ -94,12 +94,12 @@ cdef class Pending:
         if self.left:
             return 0
         cdef Request request = self.request
-        listener = self.listener
+        context = self.context
         buffer = request.buffer
         request.buffer = NO_BUFFER
         if self.reuses_buffer:
-            (<BufferPool?>listener.pool).give(buffer)
-        wait_ms = listener.throttle_ms(request.size)
+            (<BufferPool?>context.pool).put_back(buffer)
+        wait_ms = context.throttle_ms(request.size)
         if self.acks != 0:
             request.answer((hot.produce_response(request.version, request.correlation_id, self.topics, wait_ms),))
         else:
@@ -127,7 +127,7 @@ cdef class Stored:
                 pending.failed(self.results, self.number, ticket.error, None, ())
                 pending.reuses_buffer = False  # after a failure a write of the buffer may still be in progress
             else:
-                stats = pending.listener.stats
+                stats = pending.context.stats
                 stats.messages_in += self.messages
                 stats.bytes_in += self.size
                 start = self.partition.start_offset
@@ -175,46 +175,46 @@ def check_all(list parts not None, Py_ssize_t decompressed_bytes_max, Py_ssize_t
 
 
 async def continue_in_thread(
-    listener, Pending pending not None, list parts not None, Py_ssize_t decompressed_bytes
+    context, Pending pending not None, list parts not None, Py_ssize_t decompressed_bytes
 ):
     """Validate in the thread, then append, the batches that the event loop has not handled.
 
     decompressed_bytes is what the event loop has already decompressed of the request."""
     cdef Request request = pending.request
     cdef RequestPipeline connection = request.connection
-    cdef Py_ssize_t most = listener.config.decompressed_bytes_max
+    cdef Py_ssize_t most = context.config.decompressed_bytes_max
     left_bytes = max(most, DECOMPRESSION_RATIO_MAX * request.size, <Py_ssize_t>LOOP_DECOMPRESSED_BYTES)
     left_bytes -= decompressed_bytes
     try:
-        await listener.loop.run_in_executor(listener.checking, check_all, parts, most, left_bytes)
-        if listener.admits(request):
-            append_checked(listener, pending, connection, parts)
+        await context.loop.run_in_executor(context.checking, check_all, parts, most, left_bytes)
+        if context.admits(request):
+            append_checked(context, pending, connection, parts)
             pending.all_started()
     except Exception as error:  # caught here: the finally block must not start later requests on a failed connection
         request.fail(error)
     finally:
-        listener.checks(-request.size)
+        context.count_checking(-request.size)
         connection.is_checking = False
         connection.start_more()
         connection.pause_or_resume()
 
 
-cdef int append_checked(listener, Pending pending, RequestPipeline connection, list parts) except -1:
+cdef int append_checked(context, Pending pending, RequestPipeline connection, list parts) except -1:
     cdef PendingPartition part
     cdef int64_t stamp_ms, messages = 0
     access = connection.access
-    found = listener.topics if access is None else access.writes
+    found = context.topics if access is None else access.writes
     for part in parts:
         try:
             if isinstance(part.error, Overloaded) and found.find(part.topic) is part.stream:
-                expect_retry(listener, part)
+                expect_retry(context, part)
             if part.error is not None:
                 raise part.error
             if found.find(part.topic) is not part.stream:
                 raise StreamNotFound(part.topic)
             stamp_ms = -1
             ticket = append(
-                listener, pending, part.stream, part.partition, part.data, part.infos, access, &stamp_ms, &messages,
+                context, pending, part.stream, part.partition, part.data, part.infos, access, &stamp_ms, &messages,
             )
         except HeadraceError as error:
             code = pending.code_of_rejection(error, part.data)
@@ -223,18 +223,18 @@ cdef int append_checked(listener, Pending pending, RequestPipeline connection, l
         pending.follow(ticket, part.results, part.number, part.partition, stamp_ms, messages, part.size)
 
 
-cdef int expect_retry(listener, PendingPartition part) except -1:
+cdef int expect_retry(context, PendingPartition part) except -1:
     """The producer will send the batch again: later batches of it must not be accepted before.
 
     An idempotent producer sends one batch, and everything about it but its decompressed size was validated."""
     size = PREFIX_BYTES + int.from_bytes(part.data[LENGTH_AT : LENGTH_AT + 4], "big")
     [info] = codec.scan(part.data[:size], verify_crc=False)
     if info.producer_id >= 0:
-        listener.coordination.producers.put_off(part.partition, info)
+        context.coordination.producers.put_off(part.partition, info)
     return 0
 
 
-def produce(listener, Request request not None):
+def produce(context, Request request not None):
     cdef RequestPipeline connection = request.connection
     cdef Pending pending = Pending.__new__(Pending)
     cdef list results
@@ -243,8 +243,8 @@ def produce(listener, Request request not None):
     cdef Py_ssize_t left_bytes = LOOP_DECOMPRESSED_BYTES
     transactional_id, acks, _, topics = hot.parse_produce(request.buffer, request.position, request.size, request.version)
     if request.size > LARGE_BYTES:
-        listener.check_named(topics)
-    pending.listener = listener
+        context.check_named(topics)
+    pending.context = context
     pending.request = request
     pending.topics = []
     pending.acks = acks
@@ -253,14 +253,14 @@ def produce(listener, Request request not None):
     pending.reuses_buffer = True
     if not connection.is_publisher:
         connection.is_publisher = True
-        listener.flow.published(connection)
-    if listener.broker.pressure.must_throttle:
+        context.flow.published(connection)
+    if context.broker.pressure.must_throttle:
         connection.throttle(1000)
     view = memoryview(request.buffer)
     if request.size > LOOP_PLAIN_BYTES:
         later = []
     access = connection.access
-    found = listener.topics if access is None else access.writes
+    found = context.topics if access is None else access.writes
     for topic, parts in topics:
         results = []
         pending.topics.append((topic, results))
@@ -282,12 +282,12 @@ def produce(listener, Request request not None):
                     later.append(pending_partition(topic, number, stream, partition, results, view[start:end]))
                     continue
                 ticket = check_and_append(
-                    listener, pending, stream, partition, view[start:end], access, &stamp_ms, &messages, &left_bytes,
+                    context, pending, stream, partition, view[start:end], access, &stamp_ms, &messages, &left_bytes,
                 )
             except HeadraceError as error:
                 pending.failed(
                     results, number, error, pending.code_of_rejection(error, view[start:end]),
-                    rejected_records(listener.config.decompressed_bytes_max, error, view[start:end]),
+                    rejected_records(context.config.decompressed_bytes_max, error, view[start:end]),
                 )
                 continue
             except NeedsThread:
@@ -296,9 +296,9 @@ def produce(listener, Request request not None):
             pending.follow(ticket, results, number, partition, stamp_ms, messages, end - start)
     if later:
         connection.is_checking = True
-        listener.checks(request.size)
-        listener.spawn(
-            continue_in_thread(listener, pending, later, LOOP_DECOMPRESSED_BYTES - left_bytes), request
+        context.count_checking(request.size)
+        context.spawn(
+            continue_in_thread(context, pending, later, LOOP_DECOMPRESSED_BYTES - left_bytes), request
         )
     else:
         pending.all_started()
@@ -316,7 +316,7 @@ cdef PendingPartition pending_partition(topic, number, stream, partition, list r
 
 
 cdef object check_and_append(
-    listener, Pending pending, stream, partition, data, access, int64_t* stamp_ms, int64_t* messages,
+    context, Pending pending, stream, partition, data, access, int64_t* stamp_ms, int64_t* messages,
     Py_ssize_t* left_bytes,
 ):
     """On the event loop. Raises NeedsThread if the batches would decompress to more than left_bytes."""
@@ -325,7 +325,7 @@ cdef object check_and_append(
     rules = stream.rules
     try:
         infos = validated(
-            data, rules.batch_bytes_max, listener.config.decompressed_bytes_max, MOST_RECORDS, MOST_HEADERS,
+            data, rules.batch_bytes_max, context.config.decompressed_bytes_max, MOST_RECORDS, MOST_HEADERS,
             True,
             True,  # sarama leaves the max timestamp empty; Kafka repairs it, too
             rules.needs_key,
@@ -340,14 +340,14 @@ cdef object check_and_append(
         if left_bytes[0] < 0:
             left_bytes[0] = left
             raise NeedsThread
-    return append(listener, pending, stream, partition, data, infos, access, stamp_ms, messages)
+    return append(context, pending, stream, partition, data, infos, access, stamp_ms, messages)
 
 
 cdef object append(
-    listener, Pending pending, stream, partition, data, list infos, access, int64_t* stamp_ms, int64_t* messages
+    context, Pending pending, stream, partition, data, list infos, access, int64_t* stamp_ms, int64_t* messages
 ):
     """Append validated batches; returns the ticket. stamp_ms becomes the append time if the broker sets it."""
-    appender = listener.broker.appender
+    appender = context.broker.appender
     if len(infos) == 1 and stream.rules.is_plain:
         info = infos[0]
         if not <int64_t>info.attributes & UNUSUAL:

@@ -1,6 +1,6 @@
-"""Producers with ids and transactions at the listener."""
+"""Handlers of idempotent producers and transactions."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.broker.cooperative import YieldEvery
 from headrace.broker.groups.coordinator import check_group_id
@@ -17,37 +17,35 @@ from headrace.errors import (
     ProducerFenced,
     StaleMemberEpoch,
 )
-from headrace.listeners.kafka.auth import access
+from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.errors import Code, code_of, group_code
-from headrace.listeners.kafka.groups.classic import is_share_group
+from headrace.listeners.kafka.groups.common import is_share_group
 from headrace.listeners.kafka.groups.offsets import collect, fail_all
+from headrace.listeners.kafka.per_partition import per_partition
 from headrace.listeners.kafka.request_pipeline import Request
 
-if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaListener
-
-ABORTABLE_SINCE = 4  # of TxnOffsetCommit: those who send it abort when told so, where INVALID_TXN_STATE ends them
-SINCE_VERSION_2 = 5  # of TxnOffsetCommit and EndTxn: those who send it know transaction.version 2
-NEVER = 1000  # TxnOffsetCommit names topics by name in all versions we offer
+ABORTABLE_SINCE = 4  # TxnOffsetCommit: clients abort on TRANSACTION_ABORTABLE; INVALID_TXN_STATE is fatal to them
+SINCE_VERSION_2 = 5  # TxnOffsetCommit and EndTxn: clients know transaction.version 2
+NEVER = 1000  # TxnOffsetCommit names topics by name in all supported versions
 STATES = {"Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead"}
 
 
 def fencing_code(error: HeadraceError, version: int, since: int) -> Code:
-    """PRODUCER_FENCED is newer than fencing: older versions of an API say it with an epoch. Of a disk that said no
-    producers are told as members of groups are: they try again."""
+    """PRODUCER_FENCED exists since version `since` of an API; older versions use INVALID_PRODUCER_EPOCH. Storage errors
+    become a retriable code, as for groups."""
     if isinstance(error, ProducerFenced) and version < since:
         return Code.INVALID_PRODUCER_EPOCH
     return group_code(code_of(error))
 
 
-async def init_producer_id(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def init_producer_id(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     try:
         if (fields.producer_id < 0) != (fields.producer_epoch < 0):
-            raise InvalidInput("who it was before is an id and an epoch, or neither")
+            raise InvalidInput("give both the previous producer id and its epoch, or neither")
         if fields.transactional_id is None:
-            producer_id, epoch = await listener.coordination.producers.new_id(), 0
+            producer_id, epoch = await context.coordination.producers.new_id(), 0
         else:
-            producer_id, epoch = await listener.coordination.transactions.begin_producer(
+            producer_id, epoch = await context.coordination.transactions.begin_producer(
                 fields.transactional_id,
                 fields.transaction_timeout,
                 fields.producer_id,
@@ -56,14 +54,15 @@ async def init_producer_id(listener: "KafkaListener", request: Request, fields: 
     except HeadraceError as error:
         code = fencing_code(error, request.version, 4)
         if code is Code.COORDINATOR_NOT_AVAILABLE and fields.transactional_id is None:
-            code = Code.COORDINATOR_LOAD_IN_PROGRESS  # try again as well; without an id Java can look for none
+            # Retriable, too: without a transactional id, Java has no coordinator to look up.
+            code = Code.COORDINATOR_LOAD_IN_PROGRESS
         return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
     return {"producer_id": producer_id, "producer_epoch": epoch}
 
 
-async def add_partitions_to_txn(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def add_partitions_to_txn(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     topics = fields.v3_and_below_topics
-    allowed = access.of(listener, request)
+    allowed = context.access_of(request)
     partitions: dict[tuple[str, int], int] = {}
     codes: dict[tuple[str, int], Code] = {}
     for topic in topics:
@@ -78,7 +77,7 @@ async def add_partitions_to_txn(listener: "KafkaListener", request: Request, fie
         codes = {where: code or Code.OPERATION_NOT_ATTEMPTED for where, code in codes.items()}
     else:
         try:
-            await listener.coordination.transactions.add_partitions(
+            await context.coordination.transactions.add_partitions(
                 fields.v3_and_below_transactional_id,
                 fields.v3_and_below_producer_id,
                 fields.v3_and_below_producer_epoch,
@@ -100,9 +99,9 @@ async def add_partitions_to_txn(listener: "KafkaListener", request: Request, fie
     }
 
 
-async def add_offsets_to_txn(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def add_offsets_to_txn(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     try:
-        await listener.coordination.transactions.add_group(
+        await context.coordination.transactions.add_group(
             fields.transactional_id, fields.producer_id, fields.producer_epoch, fields.group_id
         )
     except HeadraceError as error:
@@ -110,26 +109,26 @@ async def add_offsets_to_txn(listener: "KafkaListener", request: Request, fields
     return {}
 
 
-async def txn_offset_commit(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    allowed = access.of(listener, request)
+async def txn_offset_commit(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    allowed = context.access_of(request)
     entries, answers = collect(
-        listener, allowed.reads, fields.group_id, fields.topics, request.version, by_id_from=NEVER
+        context, allowed.reads, fields.group_id, fields.topics, request.version, by_id_from=NEVER
     )
     try:
         allowed.transaction(fields.transactional_id)
         allowed.group(fields.group_id)
         check_group_id(fields.group_id)
-        if is_share_group(listener, fields.group_id):
-            raise GroupNotFound(fields.group_id)  # as one that commits
+        if is_share_group(context, fields.group_id):
+            raise GroupNotFound(fields.group_id)  # share groups commit no offsets
         if fields.generation_id >= 0 or fields.member_id:
-            listener.coordination.groups.check_commit(
+            context.coordination.groups.check_commit(
                 fields.group_id,
                 fields.member_id,
                 fields.group_instance_id,
                 fields.generation_id,
                 transactional=True,
             )
-        await listener.coordination.transactions.commit_offsets(
+        await context.coordination.transactions.commit_offsets(
             fields.transactional_id,
             fields.producer_id,
             fields.producer_epoch,
@@ -137,37 +136,37 @@ async def txn_offset_commit(listener: "KafkaListener", request: Request, fields:
             joins=request.version >= SINCE_VERSION_2,
         )
     except StaleMemberEpoch:
-        fail_all(answers, Code.ILLEGAL_GENERATION)  # the producer can abort; Java gives up on a code of members
+        fail_all(answers, Code.ILLEGAL_GENERATION)  # the producer can abort; STALE_MEMBER_EPOCH is fatal to Java
     except NotInTransaction as error:
         abortable = request.version >= ABORTABLE_SINCE
         fail_all(answers, Code.TRANSACTION_ABORTABLE if abortable else code_of(error))
     except ConcurrentTransactions:
-        fail_all(answers, Code.COORDINATOR_LOAD_IN_PROGRESS)  # try again; Java gives up on the other code here
+        fail_all(answers, Code.COORDINATOR_LOAD_IN_PROGRESS)  # retriable; CONCURRENT_TRANSACTIONS is fatal to Java here
     except HeadraceError as error:
         fail_all(answers, fencing_code(error, request.version, 99))
     return {"topics": answers}
 
 
-async def end_txn(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    transactions = listener.coordination.transactions
-    said = fields.transactional_id, fields.producer_id, fields.producer_epoch
+async def end_txn(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    transactions = context.coordination.transactions
+    producer = fields.transactional_id, fields.producer_id, fields.producer_epoch
     try:
         if request.version < SINCE_VERSION_2:
-            await transactions.end(*said, commit=fields.committed)
+            await transactions.end(*producer, commit=fields.committed)
             return {}
-        producer_id, epoch = await transactions.end_with_epoch(*said, commit=fields.committed)
+        producer_id, epoch = await transactions.end_with_epoch(*producer, commit=fields.committed)
     except HeadraceError as error:
         return {"error_code": fencing_code(error, request.version, 2)}
     return {"producer_id": producer_id, "producer_epoch": epoch}
 
 
-async def describe_transactions(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    allowed = access.of(listener, request)
+async def describe_transactions(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    allowed = context.access_of(request)
     states = []
     async for transactional_id in YieldEvery().each(dict.fromkeys(fields.transactional_ids)):
         try:
             allowed.transaction(transactional_id)
-            one = listener.coordination.transactions.get(transactional_id)
+            one = context.coordination.transactions.get(transactional_id)
         except HeadraceError as error:
             states.append({"transactional_id": transactional_id, "error_code": code_of(error)})
             continue
@@ -189,15 +188,15 @@ async def describe_transactions(listener: "KafkaListener", request: Request, fie
     return {"transaction_states": states}
 
 
-async def list_transactions(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    now_ms = listener.broker.clock.now_ms()
-    allowed = access.of(listener, request)
+async def list_transactions(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    now_ms = context.broker.clock.now_ms()
+    allowed = context.access_of(request)
     try:
         pattern = compile_pattern(fields.transactional_id_pattern or ".*")
     except InvalidPattern as error:
         return {"error_code": code_of(error)}
     listed = []
-    for one in listener.coordination.transactions.every():
+    for one in context.coordination.transactions.every():
         age_ms = now_ms - one.started_ms if one.state == ONGOING else -1
         if (
             (not fields.state_filters or one.shown_state in fields.state_filters)
@@ -217,26 +216,20 @@ async def list_transactions(listener: "KafkaListener", request: Request, fields:
     return {"transaction_states": listed, "unknown_state_filters": unknown}
 
 
-async def describe_producers(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    readable = access.of(listener, request).reads
-    topics = []
-    turns = YieldEvery()
-    seen: set[tuple[str, int]] = set()  # each has thousands of producers, perhaps, and is told of once
+async def describe_producers(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    readable = context.access_of(request).reads
+    seen: set[tuple[str, int]] = set()  # a partition may have thousands of producers: each is described once
     for topic in fields.topics:
-        parts = []
-        async for number in turns.each(topic.partition_indexes):
-            if (topic.name, number) in seen:
-                continue
-            seen.add((topic.name, number))
-            answer: dict[str, Any] = {"partition_index": number}
-            try:
-                known = listener.coordination.producers.of(readable.partition(topic.name, number).log_id)
-                active = known.producers.values() if known is not None else ()
-                answer["active_producers"] = [describe_producer(one) for one in active]
-            except HeadraceError as error:
-                answer.update(error_code=code_of(error), error_message=str(error))
-            parts.append(answer)
-        topics.append({"name": topic.name, "partitions": parts})
+        numbers = dict.fromkeys(topic.partition_indexes)
+        topic.partition_indexes = [number for number in numbers if (topic.name, number) not in seen]
+        seen.update((topic.name, number) for number in numbers)
+
+    async def describe(topic: Any, number: int) -> dict[str, Any]:
+        known = context.coordination.producers.of(readable.partition(topic.name, number).log_id)
+        active = known.producers.values() if known is not None else ()
+        return {"active_producers": [describe_producer(one) for one in active]}
+
+    topics = await per_partition(fields.topics, describe, partitions_field="partition_indexes", has_message=True)
     return {"topics": topics}
 
 

@@ -1,16 +1,13 @@
-"""The classic group protocol at the listener: who joins, syncs, beats and leaves; and groups for those who look."""
+"""Handlers of the classic group protocol, and of the APIs that list, describe and delete groups."""
 
-import asyncio
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.broker.cooperative import YieldEvery
 from headrace.broker.groups.classic.group import ClassicGroup
 from headrace.broker.groups.classic.members import GroupState, Join, Joined, Synced
 from headrace.broker.groups.coordinator import Listed, check_group_id
 from headrace.errors import (
-    AccessRefused,
     GroupKindMismatch,
     HeadraceError,
     InconsistentProtocol,
@@ -18,62 +15,47 @@ from headrace.errors import (
     InvalidInput,
     MemberIdRequired,
 )
-from headrace.listeners.kafka.auth import access, operations
-from headrace.listeners.kafka.auth.access import AnyUser
+from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.errors import Code, code_of, group_code
+from headrace.listeners.kafka.groups.common import (
+    describe_each,
+    future_and_callback,
+    is_share_group,
+    not_found,
+)
 from headrace.listeners.kafka.request_pipeline import Request
-from headrace.wire.kafka.metadata import UNKNOWN_OPERATIONS
-
-if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaListener
 
 GROUP, TRANSACTION = 0, 1
-SYNC_SAYS_PROTOCOL = 5
+SYNC_NAMES_PROTOCOL_FROM = 5
+NOT_FOUND_FROM = 6  # before, DescribeGroups calls a missing group Dead
 
 
-def future_answer(listener: "KafkaListener") -> tuple["asyncio.Future[Any]", Callable[[Any], None]]:
-    """A future and the callback that resolves it, with a result or an error as a result."""
-    future: asyncio.Future[Any] = listener.loop.create_future()
-
-    def answer(value: Any) -> None:
-        if not future.done():
-            future.set_result(value)
-
-    return future, answer
-
-
-def is_share_group(listener: "KafkaListener", group_id: str) -> bool:
-    """And not one of another kind: a group stays what it is until it is deleted."""
-    known = listener.coordination
-    return known.shares.find(group_id) is not None and not known.groups.exists(group_id)
-
-
-async def find_coordinator(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def find_coordinator(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     if request.version < 4:
-        return coordinator(listener, request, fields.key_type, fields.key)
+        return coordinator(context, request, fields.key_type, fields.key)
 
     def of(key: str) -> dict[str, Any]:
-        return {"key": key, **coordinator(listener, request, fields.key_type, key)}
+        return {"key": key, **coordinator(context, request, fields.key_type, key)}
 
     return {"coordinators": await YieldEvery().map(of, fields.coordinator_keys)}
 
 
-def coordinator(listener: "KafkaListener", request: Request, kind: int, key: str) -> dict[str, Any]:
-    allowed = access.of(listener, request)
+def coordinator(context: KafkaContext, request: Request, kind: int, key: str) -> dict[str, Any]:
+    allowed = context.access_of(request)
     try:
         if kind == TRANSACTION:
             allowed.transaction(key)
         elif kind == GROUP:
             allowed.group(key)
-        else:  # that of share groups is for brokers, and there is one
+        else:  # the share coordinator's keys are used between brokers only
             raise InvalidInput(f"Unknown coordinator type received: {kind}")
     except HeadraceError as error:
         return {"error_code": code_of(error), "error_message": str(error), "node_id": -1, "host": "", "port": -1}
-    host, port = listener.address_for(request.connection)
-    return {"node_id": listener.node_id, "host": host, "port": port}
+    host, port = context.address_of(request)
+    return {"node_id": context.node_id, "host": host, "port": port}
 
 
-async def join_group(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def join_group(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     rebalance_ms = fields.rebalance_timeout if fields.rebalance_timeout > 0 else fields.session_timeout
     join = Join(
         member_id=fields.member_id,
@@ -87,11 +69,11 @@ async def join_group(listener: "KafkaListener", request: Request, fields: Any) -
         id_required=request.version >= 4,
         can_skip_assignment=request.version >= 9,
     )
-    future, answer = future_answer(listener)
+    future, resolve = future_and_callback(context)
     try:
-        if is_share_group(listener, fields.group_id):
-            raise GroupKindMismatch(f"{fields.group_id!r} is a share group")
-        listener.coordination.groups.join(fields.group_id, join, answer)
+        if is_share_group(context, fields.group_id):
+            raise GroupKindMismatch(f"group {fields.group_id!r} is a share group")
+        context.coordination.groups.join(fields.group_id, join, resolve)
         joined = await future
         if isinstance(joined, HeadraceError):
             raise joined
@@ -119,19 +101,19 @@ def join_refused(request: Request, code: Code, member_id: str) -> dict[str, Any]
     return {"error_code": code, "generation_id": -1, "protocol_name": name, "member_id": member_id}
 
 
-async def sync_group(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    future, answer = future_answer(listener)
+async def sync_group(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    future, resolve = future_and_callback(context)
     try:
-        if request.version >= SYNC_SAYS_PROTOCOL and None in (fields.protocol_type, fields.protocol_name):
-            raise InconsistentProtocol("which protocol it is that the member syncs in, it must say")
-        listener.coordination.groups.known_classic(fields.group_id).sync(
+        if request.version >= SYNC_NAMES_PROTOCOL_FROM and None in (fields.protocol_type, fields.protocol_name):
+            raise InconsistentProtocol("SyncGroup must name the protocol type and the protocol")
+        context.coordination.groups.known_classic(fields.group_id).sync(
             fields.member_id,
             fields.group_instance_id,
             fields.generation_id,
             fields.protocol_type,
             fields.protocol_name,
             {one.member_id: one.assignment for one in fields.assignments},
-            answer,
+            resolve,
         )
         synced = await future
         if isinstance(synced, HeadraceError):
@@ -146,17 +128,17 @@ async def sync_group(listener: "KafkaListener", request: Request, fields: Any) -
     }
 
 
-async def heartbeat(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def heartbeat(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     try:
-        group = listener.coordination.groups.known_classic(fields.group_id)
+        group = context.coordination.groups.known_classic(fields.group_id)
         group.heartbeat(fields.member_id, fields.group_instance_id, fields.generation_id)
     except HeadraceError as error:
         return {"error_code": code_of(error)}
     return {}
 
 
-async def leave_group(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    groups = listener.coordination.groups
+async def leave_group(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    groups = context.coordination.groups
     if request.version < 3:
         try:
             groups.known_classic(fields.group_id).leave(fields.member_id, None)
@@ -178,10 +160,10 @@ async def leave_group(listener: "KafkaListener", request: Request, fields: Any) 
     return {"members": members}
 
 
-async def list_groups(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def list_groups(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     states = {state.lower() for state in fields.states_filter}
     kinds = {kind.lower() for kind in fields.types_filter}
-    allowed = access.of(listener, request)
+    allowed = context.access_of(request)
     return {
         "groups": [
             {
@@ -190,7 +172,7 @@ async def list_groups(listener: "KafkaListener", request: Request, fields: Any) 
                 "group_state": one.state,
                 "group_type": one.kind,
             }
-            for one in [*listener.coordination.groups.listing(), *share_groups(listener)]
+            for one in [*context.coordination.groups.listing(), *share_groups(context)]
             if (not states or one.state.lower() in states)
             and (not kinds or one.kind in kinds)
             and allowed.shows_group(one.group_id)
@@ -198,44 +180,27 @@ async def list_groups(listener: "KafkaListener", request: Request, fields: Any) 
     }
 
 
-def share_groups(listener: "KafkaListener") -> list[Listed]:
-    return [Listed(one.group_id, "share", one.state, "share") for one in listener.coordination.shares.all()]
+def share_groups(context: KafkaContext) -> list[Listed]:
+    return [Listed(one.group_id, "share", one.state, "share") for one in context.coordination.shares.all()]
 
 
-async def describe_groups(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    describe = partial(describe_group, listener, request, fields.include_authorized_operations)
-    return {"groups": await described(describe, fields.groups)}
+async def describe_groups(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    describe = partial(describe_group, context, request.version)
+    with_operations = fields.include_authorized_operations
+    return await describe_each(context, request, fields.groups, describe, with_operations=with_operations)
 
 
-async def described(describe: Callable[[str], dict[str, Any]], group_ids: list[str]) -> list[dict[str, Any]]:
-    """Each once: a request has room for the name of a large group thousands of times, and memory for none of that."""
-    return await YieldEvery().map(describe, list(dict.fromkeys(group_ids)))
-
-
-def describe_group(listener: "KafkaListener", request: Request, tells: bool, group_id: str) -> dict[str, Any]:
-    """`tells` what may be done with it, too."""
-    allowed = access.of(listener, request)
-    answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
-    refused = group_refused(allowed, group_id)
-    if refused is not None:
-        return {**answer, **refused}
-    answer["authorized_operations"] = operations.on_group(allowed, group_id, asked=tells)
-    groups = listener.coordination.groups
+def describe_group(context: KafkaContext, version: int, group_id: str) -> dict[str, Any]:
+    groups = context.coordination.groups
     group = groups.find(group_id)
     if not isinstance(group, ClassicGroup):
         if group is None and groups.exists(group_id):
-            return {**answer, "group_state": GroupState.EMPTY.value}
-        is_other = group is not None or is_share_group(listener, group_id)
-        why = "is not a classic group" if is_other else "not found"
-        missing = {
-            "error_code": Code.GROUP_ID_NOT_FOUND,
-            "error_message": f"Group {group_id} {why}.",
-            "authorized_operations": UNKNOWN_OPERATIONS,
-        }
-        return {**answer, **(missing if request.version >= 6 else {}), "group_state": "Dead"}
+            return {"group_state": GroupState.EMPTY.value}
+        is_other = group is not None or is_share_group(context, group_id)
+        missing = not_found(group_id, "is not a classic group" if is_other else "not found")
+        return {**(missing if version >= NOT_FOUND_FROM else {}), "group_state": "Dead"}
     is_stable = group.state is GroupState.STABLE
     return {
-        **answer,
         "group_state": group.state.value,
         "protocol_type": group.protocol_type,
         "protocol_data": group.protocol if is_stable else "",
@@ -253,28 +218,19 @@ def describe_group(listener: "KafkaListener", request: Request, tells: bool, gro
     }
 
 
-def group_refused(allowed: AnyUser, group_id: str) -> dict[str, Any] | None:
-    """What a description says in the place of everything else."""
-    try:
-        allowed.group(group_id)
-    except AccessRefused as error:
-        return {"error_code": code_of(error), "error_message": str(error)}
-    return None
-
-
-async def delete_groups(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    allowed = access.of(listener, request)
+async def delete_groups(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    allowed = context.access_of(request)
     results = []
     async for group_id in YieldEvery().each(dict.fromkeys(fields.groups_names)):
         answer: dict[str, Any] = {"group_id": group_id}
-        future, done = future_answer(listener)
+        future, resolve = future_and_callback(context)
         try:
             allowed.group(group_id)
-            if listener.coordination.shares.find(group_id) is not None:
-                await listener.coordination.shares.delete(group_id)
+            if context.coordination.shares.find(group_id) is not None:
+                await context.coordination.shares.delete(group_id)
                 results.append(answer)
                 continue
-            listener.coordination.groups.delete(group_id, done)
+            context.coordination.groups.delete(group_id, resolve)
             error = await future
             if error is not None:
                 raise error

@@ -1,12 +1,10 @@
-"""Settings of groups under Kafka's names. They come into effect at once, for members that are there, too."""
+"""Group configs under Kafka's names. Changes apply at once, also to present members."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.broker.groups.config import DEFAULTS
 from headrace.errors import InvalidInput
-
-if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaListener
+from headrace.listeners.kafka.context import KafkaContext
 
 SET, DELETE = 0, 1
 Kind = type[int] | type[str] | type[bool]
@@ -31,8 +29,8 @@ SETTINGS: dict[str, GroupSetting] = {
     "share.session.timeout.ms": GroupSetting("session_timeout_ms"),
 }
 
-# How Kafka keeps large groups from assigning too often, or beside its other work: the value that is true here.
-# Setting them is taken and changes nothing, as with those of topics.
+# Configs that limit how often Kafka assigns large groups, or where, with their effective values here. Setting them is
+# accepted and changes nothing, as with the fixed configs of topics.
 FIXED: dict[str, tuple[str, Kind]] = {
     "consumer.assignment.interval.ms": ("0", int),
     "consumer.assignor.offload.enable": ("false", bool),
@@ -49,11 +47,13 @@ class Found(NamedTuple):
     kind: Kind
 
 
-def found(listener: "KafkaListener", group_id: str) -> list[Found]:
-    settings = listener.coordination.shares.settings_of(group_id)
+def found(context: KafkaContext, group_id: str) -> list[Found]:
+    settings = context.coordination.shares.settings_of(group_id)
     values = [(name, one, getattr(settings, one.field)) for name, one in SETTINGS.items()]
-    told = [Found(name, shown(value), value == getattr(DEFAULTS, one.field), one.kind) for name, one, value in values]
-    return sorted([*told, *(Found(name, value, True, kind) for name, (value, kind) in FIXED.items())])
+    settable = [
+        Found(name, shown(value), value == getattr(DEFAULTS, one.field), one.kind) for name, one, value in values
+    ]
+    return sorted([*settable, *(Found(name, value, True, kind) for name, (value, kind) in FIXED.items())])
 
 
 def shown(value: object) -> str:
@@ -65,7 +65,7 @@ def parse(name: str, kind: Kind, value: str) -> Any:
         return value
     if kind is bool:
         if value.lower() not in BOOLEANS:
-            raise InvalidInput(f"Invalid value {value} for configuration {name}: neither true nor false")
+            raise InvalidInput(f"Invalid value {value} for configuration {name}: must be true or false")
         return BOOLEANS[value.lower()]
     try:
         return int(value)
@@ -77,11 +77,11 @@ def check_fixed(name: str, value: str | None) -> None:
     kind = FIXED[name][1]
     given = 0 if value is None else parse(name, kind, value)
     if kind is int and not 0 <= given <= INTERVAL_MS_MAX:
-        raise InvalidInput(f"{given} is not between 0 and {INTERVAL_MS_MAX}")
+        raise InvalidInput(f"Invalid value {given} for configuration {name}: must be between 0 and {INTERVAL_MS_MAX}")
 
 
-async def alter(listener: "KafkaListener", group_id: str, given: Any, *, replaces: bool, validate_only: bool) -> None:
-    """All of it or, where something is wrong, nothing."""
+async def alter(context: KafkaContext, group_id: str, given: Any, *, replaces: bool, validate_only: bool) -> None:
+    """Change all given configs, or none if one is invalid."""
     values: dict[str, Any] = dict.fromkeys(one.field for one in SETTINGS.values()) if replaces else {}
     for one in given:
         operation = getattr(one, "config_operation", SET)
@@ -95,7 +95,7 @@ async def alter(listener: "KafkaListener", group_id: str, given: Any, *, replace
         if setting is None:
             raise InvalidInput(f"Unknown group config name: {one.name}")
         values[setting.field] = None if value is None else parse(one.name, setting.kind, value)
-    shares = listener.coordination.shares
+    shares = context.coordination.shares
     if validate_only:
         shares.settings_of(group_id).changed(values)
     else:

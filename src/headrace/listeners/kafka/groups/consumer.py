@@ -1,8 +1,8 @@
-"""The KIP-848 group protocol at the listener: one heartbeat, and a description for those who look."""
+"""Handlers of the consumer group protocol (KIP-848): heartbeat and describe."""
 
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.broker.groups.consumer.group import (
     JOIN_EPOCH,
@@ -12,23 +12,18 @@ from headrace.broker.groups.consumer.group import (
     Heartbeat,
 )
 from headrace.errors import GroupNotFound, HeadraceError, InvalidInput, StreamNotFound
-from headrace.listeners.kafka.auth import access, operations
-from headrace.listeners.kafka.auth.access import AnyUser
-from headrace.listeners.kafka.errors import Code, code_of, group_code
-from headrace.listeners.kafka.groups.classic import described, future_answer, group_refused, is_share_group
+from headrace.listeners.kafka.context import KafkaContext
+from headrace.listeners.kafka.errors import code_of, group_code
+from headrace.listeners.kafka.groups.common import describe_each, future_and_callback, is_share_group, not_found
 from headrace.listeners.kafka.request_pipeline import Request
-from headrace.wire.kafka.metadata import UNKNOWN_OPERATIONS
-
-if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaListener
 
 CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
-OWN_ID_SINCE = 1
-NOT_SAID = -1
+MEMBER_ID_FROM = 1  # clients choose their member id from this version on
+NOT_GIVEN = -1
 
 
-async def consumer_group_heartbeat(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    groups = listener.coordination.groups
+async def consumer_group_heartbeat(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    groups = context.coordination.groups
     names = fields.subscribed_topic_names
     known = request.connection.access
     beat = Heartbeat(
@@ -42,16 +37,16 @@ async def consumer_group_heartbeat(listener: "KafkaListener", request: Request, 
         topics=frozenset(names) if names is not None else None,
         pattern=fields.subscribed_topic_regex,
         assignor=fields.server_assignor,
-        owned=owned_partitions(listener, fields.topic_partitions),
+        owned=owned_partitions(context, fields.topic_partitions),
         may_read=known.reads.shows if known is not None else None,
     )
     try:
-        check_beat(request.version, fields)
-        if is_share_group(listener, fields.group_id):
+        check_heartbeat(request.version, fields)
+        if is_share_group(context, fields.group_id):
             raise GroupNotFound(fields.group_id)  # as a consumer group
         answer = groups.heartbeat(fields.group_id, beat)
-        future, done = future_answer(listener)
-        groups.when_kept(fields.group_id, done)
+        future, resolve = future_and_callback(context)
+        groups.when_kept(fields.group_id, resolve)
         failed = await future
         if failed is not None:
             raise failed
@@ -66,21 +61,21 @@ async def consumer_group_heartbeat(listener: "KafkaListener", request: Request, 
         "heartbeat_interval": groups.config_of(fields.group_id).consumer_heartbeat_interval_ms,
     }
     if answer.assignment is not None:
-        values["assignment"] = {"topic_partitions": by_topic(listener, answer.assignment)}
+        values["assignment"] = {"topic_partitions": by_topic(context, answer.assignment)}
     return values
 
 
-def check_beat(version: int, fields: Any) -> None:
-    """Raises if it makes no sense, whatever the group. Members bring an id of their own since version 1."""
+def check_heartbeat(version: int, fields: Any) -> None:
+    """Raise if the heartbeat is invalid in every group, with Kafka's error messages."""
     epoch = fields.member_epoch
     joins = epoch == JOIN_EPOCH
     if not fields.group_id:
         raise InvalidInput("GroupId can't be empty.")
-    if not fields.member_id and (version >= OWN_ID_SINCE or epoch > 0 or epoch == LEAVE_EPOCH):
+    if not fields.member_id and (version >= MEMBER_ID_FROM or epoch > 0 or epoch == LEAVE_EPOCH):
         raise InvalidInput("MemberId can't be empty.")
     if fields.instance_id == "" or fields.rack_id == "":
         raise InvalidInput("InstanceId and RackId can't be empty.")
-    if joins and fields.rebalance_timeout == NOT_SAID:
+    if joins and fields.rebalance_timeout == NOT_GIVEN:
         raise InvalidInput("RebalanceTimeoutMs must be provided in first request.")
     if joins and (fields.topic_partitions is None or fields.topic_partitions):
         raise InvalidInput("TopicPartitions must be empty when (re-)joining.")
@@ -90,21 +85,21 @@ def check_beat(version: int, fields: Any) -> None:
         raise InvalidInput(f"MemberEpoch is {epoch}, but must be greater than or equal to {STATIC_LEAVE_EPOCH}.")
 
 
-def owned_partitions(listener: "KafkaListener", topics: Any) -> frozenset[tuple[str, int]] | None:
+def owned_partitions(context: KafkaContext, topics: Any) -> frozenset[tuple[str, int]] | None:
     if topics is None:
         return None
     owned: set[tuple[str, int]] = set()
     for topic in topics:
         try:
-            name = listener.topics.find(topic.topic_id).name
+            name = context.topics.find(topic.topic_id).name
         except StreamNotFound:
-            continue  # deleted since
+            continue  # the topic was deleted
         owned.update((name, number) for number in topic.partitions)
     return frozenset(owned)
 
 
 def by_topic(
-    listener: "KafkaListener", partitions: Iterable[tuple[str, int]], *, names: bool = False
+    context: KafkaContext, partitions: Iterable[tuple[str, int]], *, names: bool = False
 ) -> list[dict[str, Any]]:
     grouped: dict[str, list[int]] = {}
     for name, number in sorted(partitions):
@@ -113,7 +108,7 @@ def by_topic(
     for name, numbers in grouped.items():
         try:
             topic: dict[str, Any] = {
-                "topic_id": listener.topics.id_of(listener.topics.find(name)),
+                "topic_id": context.topics.id_of(context.topics.find(name)),
                 "partitions": numbers,
             }
         except StreamNotFound:
@@ -124,24 +119,17 @@ def by_topic(
     return topics
 
 
-async def consumer_group_describe(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    allowed = access.of(listener, request)
-    describing = partial(describe, listener, allowed, fields.include_authorized_operations)
-    return {"groups": await described(describing, fields.group_ids)}
+async def consumer_group_describe(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    with_operations = fields.include_authorized_operations
+    describing = partial(describe, context)
+    return await describe_each(context, request, fields.group_ids, describing, with_operations=with_operations)
 
 
-def describe(listener: "KafkaListener", allowed: AnyUser, tells: bool, group_id: str) -> dict[str, Any]:
-    answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
-    refused = group_refused(allowed, group_id)
-    if refused is not None:
-        return {**answer, **refused}
-    group = listener.coordination.groups.find(group_id)
+def describe(context: KafkaContext, group_id: str) -> dict[str, Any]:
+    group = context.coordination.groups.find(group_id)
     if not isinstance(group, ConsumerGroup):
-        message = f"Group {group_id} is not a consumer group."
-        return {**answer, "error_code": Code.GROUP_ID_NOT_FOUND, "error_message": message}
-    answer["authorized_operations"] = operations.on_group(allowed, group_id, asked=tells)
+        return not_found(group_id, "is not a consumer group")
     return {
-        **answer,
         "group_state": group.state,
         "group_epoch": group.epoch,
         "assignment_epoch": group.target_epoch,
@@ -156,9 +144,9 @@ def describe(listener: "KafkaListener", allowed: AnyUser, tells: bool, group_id:
                 "client_host": member.client_host,
                 "subscribed_topic_names": sorted(member.topics),
                 "subscribed_topic_regex": member.pattern or None,
-                "assignment": {"topic_partitions": by_topic(listener, member.assigned, names=True)},
+                "assignment": {"topic_partitions": by_topic(context, member.assigned, names=True)},
                 "target_assignment": {
-                    "topic_partitions": by_topic(listener, group.target.get(member.member_id, ()), names=True)
+                    "topic_partitions": by_topic(context, group.target.get(member.member_id, ()), names=True)
                 },
                 "member_type": CONSUMER_MEMBER if member.classic is None else CLASSIC_MEMBER,
             }

@@ -1,10 +1,10 @@
-"""Share groups at the listener: heartbeat, fetch, acknowledge, describe."""
+"""Handlers of share groups (KIP-932): heartbeat, fetch, acknowledge, describe."""
 
 import asyncio
 import contextlib
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headrace.broker.groups.config import GroupConfig
 from headrace.broker.groups.share.groups import ShareGroup
@@ -21,31 +21,26 @@ from headrace.errors import (
     StreamNotFound,
 )
 from headrace.listeners.kafka.admin.topic_index import Topics
-from headrace.listeners.kafka.auth import access, operations
-from headrace.listeners.kafka.auth.access import AnyUser
+from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.errors import Code, code_of, group_code
-from headrace.listeners.kafka.groups.classic import described, group_refused
+from headrace.listeners.kafka.groups.common import describe_each, not_found
 from headrace.listeners.kafka.groups.consumer import by_topic
-from headrace.listeners.kafka.groups.share_sessions import FINAL, NEW, ShareSession, open_session, update
+from headrace.listeners.kafka.groups.share_sessions import FINAL, NEW, ShareSession
 from headrace.listeners.kafka.groups.share_wakeups import Arrivals, Key
 from headrace.listeners.kafka.request_pipeline import Request
 from headrace.record import codec
-from headrace.wire.kafka.metadata import UNKNOWN_OPERATIONS
 
-if TYPE_CHECKING:
-    from headrace.listeners.kafka.listener import KafkaListener
-
-RENEWS_FROM = 2  # ShareFetch may renew locks and do nothing else
+RENEWS_FROM = 2  # from this version on a ShareFetch may only renew locks
 CHUNK_BYTES = 1 << 20
 ASSIGNOR = "simple"
 
 
-async def share_group_heartbeat(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    shares = listener.coordination.shares
+async def share_group_heartbeat(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    shares = context.coordination.shares
     names = fields.subscribed_topic_names
     try:
-        check_kind(listener, fields.group_id)
-        member, is_news = shares.heartbeat(
+        check_kind(context, fields.group_id)
+        member, is_changed = shares.heartbeat(
             fields.group_id,
             fields.member_id,
             fields.member_epoch,
@@ -54,8 +49,8 @@ async def share_group_heartbeat(listener: "KafkaListener", request: Request, fie
             rack_id=fields.rack_id,
             topics=frozenset(names) if names is not None else None,
         )
-        if is_news:
-            await begin(listener, listener.topics, shares.group(fields.group_id), member.assigned)
+        if is_changed:
+            await start_reading(context, context.topics, shares.group(fields.group_id), member.assigned)
     except HeadraceError as error:
         return {
             "error_code": group_code(code_of(error)),
@@ -68,47 +63,41 @@ async def share_group_heartbeat(listener: "KafkaListener", request: Request, fie
         "member_epoch": member.epoch,
         "heartbeat_interval": shares.settings_of(fields.group_id).heartbeat_interval_ms,
     }
-    if is_news:
-        values["assignment"] = {"topic_partitions": by_topic(listener, member.assigned)}
+    if is_changed:
+        values["assignment"] = {"topic_partitions": by_topic(context, member.assigned)}
     return values
 
 
-async def begin(
-    listener: "KafkaListener", topics: Topics, group: ShareGroup, partitions: Iterable[tuple[str | bytes, int]]
+async def start_reading(
+    context: KafkaContext, topics: Topics, group: ShareGroup, partitions: Iterable[tuple[str | bytes, int]]
 ) -> None:
-    """Before a member hears of them: what comes from now on is the group's, whatever happens to the broker."""
+    """Save the group's start offsets before a member learns of its partitions, so that records from now on belong to
+    the group even if the broker restarts."""
     found = []
     for topic, number in partitions:
-        with contextlib.suppress(StreamNotFound, PartitionNotFound, AccessRefused):  # deleted meanwhile, or not for it
+        with contextlib.suppress(StreamNotFound, PartitionNotFound, AccessRefused):  # deleted, or no permission
             found.append(topics.partition(topic, number))
-    await listener.coordination.shares.begin(group, found)
+    await context.coordination.shares.begin(group, found)
 
 
-def check_kind(listener: "KafkaListener", group_id: str) -> None:
-    """A group stays what it is until it is deleted."""
-    known = listener.coordination
+def check_kind(context: KafkaContext, group_id: str) -> None:
+    """Raise if the group is of another kind: a group keeps its kind until it is deleted."""
+    known = context.coordination
     if known.groups.exists(group_id) and known.shares.find(group_id) is None:
-        raise GroupNotFound(group_id)  # as a share group
+        raise GroupNotFound(group_id)  # it exists, but is not a share group
 
 
-async def share_group_describe(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    allowed = access.of(listener, request)
-    describing = partial(describe, listener, allowed, fields.include_authorized_operations)
-    return {"groups": await described(describing, fields.group_ids)}
+async def share_group_describe(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    with_operations = fields.include_authorized_operations
+    describing = partial(describe, context)
+    return await describe_each(context, request, fields.group_ids, describing, with_operations=with_operations)
 
 
-def describe(listener: "KafkaListener", allowed: AnyUser, tells: bool, group_id: str) -> dict[str, Any]:
-    answer: dict[str, Any] = {"group_id": group_id, "authorized_operations": UNKNOWN_OPERATIONS}
-    refused = group_refused(allowed, group_id)
-    if refused is not None:
-        return {**answer, **refused}
-    group = listener.coordination.shares.find(group_id)
+def describe(context: KafkaContext, group_id: str) -> dict[str, Any]:
+    group = context.coordination.shares.find(group_id)
     if group is None:
-        message = f"Group {group_id} is not a share group."
-        return {**answer, "error_code": Code.GROUP_ID_NOT_FOUND, "error_message": message}
-    answer["authorized_operations"] = operations.on_group(allowed, group_id, asked=tells)
+        return not_found(group_id, "is not a share group")
     return {
-        **answer,
         "group_state": group.state,
         "group_epoch": group.epoch,
         "assignment_epoch": group.epoch,
@@ -121,7 +110,7 @@ def describe(listener: "KafkaListener", allowed: AnyUser, tells: bool, group_id:
                 "client_id": member.client_id,
                 "client_host": member.client_host,
                 "subscribed_topic_names": sorted(member.topics),
-                "assignment": {"topic_partitions": by_topic(listener, member.assigned, names=True)},
+                "assignment": {"topic_partitions": by_topic(context, member.assigned, names=True)},
             }
             for member in group.members.values()
         ],
@@ -129,13 +118,13 @@ def describe(listener: "KafkaListener", allowed: AnyUser, tells: bool, group_id:
 
 
 async def acknowledge_all(
-    listener: "KafkaListener", readable: Topics, group: ShareGroup, member_id: str, topics: Any
+    context: KafkaContext, readable: Topics, group: ShareGroup, member_id: str, topics: Any
 ) -> dict[Key, tuple[Code, str | None]]:
-    """Settles what the request says; an answer for each partition that said something."""
-    shares = listener.coordination.shares
+    """Apply the acknowledgements of a request; (code, message) for each partition that has some."""
+    shares = context.coordination.shares
     results: dict[Key, tuple[Code, str | None]] = {}
     changed: list[int] = []
-    is_news = False
+    is_changed = False
     for topic in topics:
         for part in topic.partitions:
             if not part.acknowledgement_batches:
@@ -146,21 +135,21 @@ async def acknowledge_all(
                 share, batches = shares.partition(group, log_id), part.acknowledgement_batches
                 was_full = share.is_full
                 acknowledge(share, member_id, batches, shares.lock_deadline(group))
-                is_news = is_news or was_full or any(RELEASE in one.acknowledge_types for one in batches)
+                is_changed = is_changed or was_full or any(RELEASE in one.acknowledge_types for one in batches)
                 changed.append(log_id)
                 results[key] = (Code.NONE, None)
             except HeadraceError as error:
                 results[key] = (code_of(error), str(error))
     if changed:
         try:
-            await shares.save(group, changed, is_news=is_news)
+            await shares.save(group, changed, is_news=is_changed)
         except HeadraceError as error:
             return dict.fromkeys(results, (code_of(error), str(error)))
     return results
 
 
 def acknowledge(share: SharePartition, member_id: str, batches: Any, deadline: float) -> None:
-    """All of them or none: who is told of an error takes nothing as done."""
+    """Apply all of them or none: a client that gets an error assumes that nothing was acknowledged."""
     ranges = [(one.first_offset, one.last_offset, one.acknowledge_types or [ACCEPT]) for one in batches]
     ranges.sort(key=lambda one: one[0])
     for (first, last, types), before in zip(ranges, [-1, *(last for _, last, _ in ranges)], strict=False):
@@ -171,59 +160,59 @@ def acknowledge(share: SharePartition, member_id: str, batches: Any, deadline: f
         share.acknowledge(member_id, first, last, types, deadline)
 
 
-async def share_acknowledge(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
-    if fields.share_session_epoch == NEW:  # sessions begin with a fetch
+async def share_acknowledge(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    if fields.share_session_epoch == NEW:  # a session starts with a ShareFetch
         return {"error_code": Code.INVALID_SHARE_SESSION_EPOCH}
-    session, code = open_session(listener, request.connection, fields)
+    session, code = context.share_sessions.open(request.connection.share_sessions, fields)
     if session is None:
         return {"error_code": code}
     try:
-        group = listener.coordination.shares.check_member(fields.group_id or "", fields.member_id or "")
+        group = context.coordination.shares.check_member(fields.group_id or "", fields.member_id or "")
     except HeadraceError as error:
         return {"error_code": code_of(error), "error_message": str(error)}
-    readable = access.of(listener, request).reads
-    results = await acknowledge_all(listener, readable, group, fields.member_id or "", fields.topics)
+    readable = context.access_of(request).reads
+    results = await acknowledge_all(context, readable, group, fields.member_id or "", fields.topics)
     if fields.share_session_epoch == FINAL:
-        listener.coordination.shares.release_member(group, fields.member_id or "")
+        context.coordination.shares.release_member(group, fields.member_id or "")
     topics: dict[bytes, list[dict[str, Any]]] = {}
     for (topic_id, number), (error_code, message) in results.items():
         topics.setdefault(topic_id, []).append(
             {"partition_index": number, "error_code": error_code, "error_message": message}
         )
     return {
-        "acquisition_lock_timeout": listener.coordination.shares.settings_of(group.group_id).lock_ms,
+        "acquisition_lock_timeout": context.coordination.shares.settings_of(group.group_id).lock_ms,
         "responses": [{"topic_id": topic_id, "partitions": parts} for topic_id, parts in topics.items()],
     }
 
 
-async def share_fetch(listener: "KafkaListener", request: Request, fields: Any) -> dict[str, Any]:
+async def share_fetch(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
     only_renews = request.version >= RENEWS_FROM and fields.is_renew_ack
     if only_renews and any((fields.max_wait, fields.min_bytes, fields.max_bytes, fields.max_records)):
-        return {"error_code": Code.INVALID_REQUEST, "error_message": "a fetch that renews locks asks for nothing"}
-    session, code = open_session(listener, request.connection, fields)
+        return {"error_code": Code.INVALID_REQUEST, "error_message": "a fetch that renews locks cannot request records"}
+    session, code = context.share_sessions.open(request.connection.share_sessions, fields)
     if session is None:
-        if code is Code.SHARE_SESSION_LIMIT_REACHED:  # as long as with nothing to read: it tries again at once
-            await asyncio.sleep(min(fields.max_wait, listener.config.read_wait_ms_max) / 1000)
+        if code is Code.SHARE_SESSION_LIMIT_REACHED:  # wait as if nothing were readable: the client retries at once
+            await asyncio.sleep(min(fields.max_wait, context.config.read_wait_ms_max) / 1000)
         return {"error_code": code}
     member_id = fields.member_id or ""
-    shares = listener.coordination.shares
+    shares = context.coordination.shares
     try:
         group = shares.check_member(fields.group_id or "", member_id)
     except HeadraceError as error:
         return {"error_code": code_of(error), "error_message": str(error)}
-    if not update(listener, session, fields):
+    if not context.share_sessions.update(session, fields):
         return {"error_code": Code.SHARE_SESSION_LIMIT_REACHED}
-    readable = access.of(listener, request).reads
-    results = await acknowledge_all(listener, readable, group, member_id, fields.topics)
+    readable = context.access_of(request).reads
+    results = await acknowledge_all(context, readable, group, member_id, fields.topics)
     read: dict[Key, dict[str, Any]] = {}
     if fields.share_session_epoch == FINAL:
         shares.release_member(group, member_id)
     elif not only_renews:
         try:
-            await begin(listener, readable, group, session.wanted)
+            await start_reading(context, readable, group, session.wanted)
         except HeadraceError as error:
             return {"error_code": code_of(error), "error_message": str(error)}
-        read = await take(listener, request, group, session, member_id, fields)
+        read = await acquire(context, request, group, session, member_id, fields)
     return {
         "acquisition_lock_timeout": shares.settings_of(group.group_id).lock_ms,
         "responses": responses(results, read),
@@ -244,27 +233,27 @@ def responses(results: dict[Key, tuple[Code, str | None]], read: dict[Key, dict[
     return [{"topic_id": topic_id, "partitions": parts} for topic_id, parts in topics.items()]
 
 
-async def take(
-    listener: "KafkaListener", request: Request, group: ShareGroup, session: ShareSession, member_id: str, fields: Any
+async def acquire(
+    context: KafkaContext, request: Request, group: ShareGroup, session: ShareSession, member_id: str, fields: Any
 ) -> dict[Key, dict[str, Any]]:
-    """Records for the member, waiting for some as long as it is willing to."""
-    deadline = listener.loop.time() + min(fields.max_wait, listener.config.read_wait_ms_max) / 1000
+    """Records for the member; waits for some until the request's max_wait."""
+    deadline = context.loop.time() + min(fields.max_wait, context.config.read_wait_ms_max) / 1000
     arrivals: Arrivals | None = None
     try:
         while True:
-            if not listener.admits(request):  # while it waited
+            if not context.admits(request):  # the users may have changed during the wait
                 return {}
-            config = listener.coordination.shares.settings_of(group.group_id)
+            config = context.coordination.shares.settings_of(group.group_id)
             if arrivals is not None and arrivals.committed is config.reads_committed:
-                keys = arrivals.among(session.wanted)
+                keys = arrivals.take_fired(session.wanted)
             else:
                 if arrivals is not None:
                     arrivals.close()
                 arrivals, keys = Arrivals(group, committed=config.reads_committed), list(session.wanted)
-            # Before the look: reading from disk takes a while, and what comes in the meantime is not seen any more.
-            watch(listener, arrivals, keys, config)
-            read = await take_loaded(listener, request, group, keys, session, member_id, fields)
-            left_s = deadline - listener.loop.time()
+            # Before reading: a read from disk takes a while, and records that arrive meanwhile must wake this fetch.
+            watch(context, arrivals, keys, config)
+            read = await acquire_now(context, request, group, keys, session, member_id, fields)
+            left_s = deadline - context.loop.time()
             if read or left_s <= 0 or request.connection.is_closed:
                 return read
             await arrivals.wait(left_s)
@@ -273,15 +262,15 @@ async def take(
             arrivals.close()
 
 
-def watch(listener: "KafkaListener", arrivals: Arrivals, keys: Iterable[Key], config: GroupConfig) -> None:
+def watch(context: KafkaContext, arrivals: Arrivals, keys: Iterable[Key], config: GroupConfig) -> None:
     for key in keys:
         with contextlib.suppress(HeadraceError):
-            partition = listener.topics.partition(*key)
+            partition = context.topics.partition(*key)
             arrivals.watch(key, partition, end_of(partition, config))
 
 
-async def take_loaded(
-    listener: "KafkaListener",
+async def acquire_now(
+    context: KafkaContext,
     request: Request,
     group: ShareGroup,
     keys: Iterable[Key],
@@ -289,10 +278,10 @@ async def take_loaded(
     member_id: str,
     fields: Any,
 ) -> dict[Key, dict[str, Any]]:
-    shares = listener.coordination.shares
-    topics = access.of(listener, request).reads
+    shares = context.coordination.shares
+    topics = context.access_of(request).reads
     room = max(1, fields.max_records) if fields.max_records else 500
-    bytes_max = bytes_left = min(fields.max_bytes, listener.config.read_bytes_max)
+    bytes_max = bytes_left = min(fields.max_bytes, context.config.read_bytes_max)
     read: dict[Key, dict[str, Any]] = {}
     for key in keys:
         if room <= 0 or bytes_left <= 0:
@@ -300,15 +289,15 @@ async def take_loaded(
         try:
             partition = topics.partition(*key)
             share = shares.partition(group, partition.log_id)
-            find = partial(_next_chunk, listener, partition, share, min(CHUNK_BYTES, bytes_left))
+            find = partial(_next_chunk, context, partition, share, min(CHUNK_BYTES, bytes_left))
             found = await when_loaded(find)
             if request.connection.is_closed:
-                break  # while it was read: nobody would give back what it takes now
+                break  # it closed during the read: records acquired now would not be released
             if found is None:
                 continue
             first, chunk = found
             if bytes_left < bytes_max and len(chunk.data) > bytes_left:
-                continue  # one batch is sent whatever its size, but not of every partition
+                continue  # only the first batch of a response may exceed its limit
             taken = share.acquire(member_id, first, chunk.next_offset, room, shares.lock_deadline(group))
         except HeadraceError as error:
             read[key] = {"error_code": code_of(error), "error_message": str(error)}
@@ -320,8 +309,8 @@ async def take_loaded(
         data = chunk.data if taken[-1].last + 1 >= chunk.next_offset else batches_until(chunk.data, taken[-1].last)
         room -= count
         bytes_left -= len(data)
-        listener.stats.messages_out += count
-        listener.stats.bytes_out += len(data)
+        context.stats.messages_out += count
+        context.stats.bytes_out += len(data)
         read[key] = {
             "records": data,
             "acquired_records": [
@@ -329,20 +318,19 @@ async def take_loaded(
                 for one in taken
             ],
         }
-        if key in session.wanted:  # it may be forgotten by now; who was served goes to the end
+        if key in session.wanted:  # not forgotten meanwhile; partitions with records move to the end
             del session.wanted[key]
             session.wanted[key] = None
         if session.is_new:
-            # Members start together, and the first would have it all: as in Kafka, which answers with the partition
-            # whose state is there first, the others find something.
+            # The first response has records of one partition only, as in Kafka, which answers with the partition whose
+            # state is loaded first. Otherwise the first of several new members would acquire everything.
             session.is_new = False
             break
     return read
 
 
 def batches_until(data: Any, last: int) -> Any:
-    """Without the batches behind the one that holds the offset: who has room for few records, or for one that goes
-    alone, is not sent all of them."""
+    """The batches up to the one that contains the offset, for a member that acquired only a part of them."""
     for info in codec.scan(data, verify_crc=False):
         if info.next_offset > last:
             return memoryview(data)[: info.end]
@@ -350,11 +338,12 @@ def batches_until(data: Any, last: int) -> Any:
 
 
 def _next_chunk(
-    listener: "KafkaListener", partition: Partition, share: SharePartition, bytes_max: int
+    context: KafkaContext, partition: Partition, share: SharePartition, bytes_max: int
 ) -> tuple[int, Any] | None:
-    """Asked anew after waiting for the disk: another member may have taken what was available."""
+    """(first offset, chunk) of the next available records. Called again after a wait for the disk, because another
+    member may have acquired them."""
     reads_committed = share.settings.reads_committed
-    aborted = listener.coordination.producers.aborted(partition.log_id) if reads_committed else NO_ABORTS
+    aborted = context.coordination.producers.aborted(partition.log_id) if reads_committed else NO_ABORTS
     while True:
         end = end_of(partition, share.settings)
         first = share.available(partition.start_offset, end)

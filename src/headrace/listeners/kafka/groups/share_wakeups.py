@@ -1,5 +1,8 @@
-"""What a share fetch waits for. A share group has many members that wait for the same partitions, and most of them in
-vain: what wakes one should cost it a look at that partition, and at no other."""
+"""Wake-ups of waiting share fetches.
+
+Many members of a share group wait for the same partitions, most of them in vain, so a wake-up must cost a member a read
+of the partition that fired and of no other.
+"""
 
 import asyncio
 from collections.abc import Iterable
@@ -13,19 +16,19 @@ Key = tuple[bytes, int]  # topic id, partition
 
 
 class Arrivals:
-    """Which partitions have something to read since they were watched. Closed by who made it."""
+    """The partitions that became readable since they were watched. Its creator closes it."""
 
     def __init__(self, group: ShareGroup, *, committed: bool) -> None:
         self.committed = committed
         self._group = group
         self._waiters: dict[Key, Cancellable] = {}
         self._fired: set[Key] = set()
-        self._came_back = False  # something, to the group: nobody says to which partition
+        self._has_returned = False  # records were released to the group, in an unknown partition
         self._event = asyncio.Event()
-        group.waiting.add(self._return)
+        group.waiting.add(self._on_returned)
 
     def watch(self, key: Key, partition: Partition, end: int) -> None:
-        """From this end on. Again after each time that it was read."""
+        """Fire when the partition has records from this end on. To be called again after each read."""
         if (before := self._waiters.get(key)) is not None:
             before.cancel()
         self._waiters[key] = partition.wait(end, partial(self._fire, key), committed=self.committed)
@@ -34,24 +37,24 @@ class Arrivals:
         self._fired.add(key)
         self._event.set()
 
-    def _return(self) -> None:
-        self._came_back = True
+    def _on_returned(self) -> None:
+        self._has_returned = True
         self._event.set()
 
     async def wait(self, seconds: float) -> None:
-        """For one of them, or for what came back to the group."""
+        """Wait until a partition fires, records are released to the group, or the time is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._event.wait()
 
-    def among(self, keys: Iterable[Key]) -> list[Key]:
-        """Those of them that there may be something in, in their order. They are to be watched again."""
-        fired, came_back = self._fired, self._came_back
-        self._fired, self._came_back = set(), False
+    def take_fired(self, keys: Iterable[Key]) -> list[Key]:
+        """Those keys that may have records to read, in their order. Clears them: they have to be watched again."""
+        fired, has_returned = self._fired, self._has_returned
+        self._fired, self._has_returned = set(), False
         self._event.clear()
-        return [key for key in keys if came_back or key in fired]
+        return [key for key in keys if has_returned or key in fired]
 
     def close(self) -> None:
-        self._group.waiting.discard(self._return)
+        self._group.waiting.discard(self._on_returned)
         for waiter in self._waiters.values():
             waiter.cancel()
