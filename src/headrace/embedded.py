@@ -18,13 +18,13 @@ from headrace.errors import Conflict, HeadraceError, InvalidInput, LogClosed, St
 from headrace.log.commit.round import Ticket
 from headrace.log.disk.paths import CATALOG, LOGS, RESTORED, UNFINISHED, log_folder
 from headrace.log.log import Log as StoredLog
-from headrace.log.maintenance.dirtiness import is_due_now
+from headrace.log.maintenance.compaction import is_due_now
 from headrace.log.read.cold_reads import ReadWaits
 from headrace.log.recovery.inspect import Inspector, VerifyReport
 from headrace.log.recovery.recovery import RecoveryReport
 from headrace.log.settings import StreamSettings
 from headrace.log.shard import LogSpec, Shard
-from headrace.log.tier.archive import archive, bring_back, is_archivable, parquet_path, write_parquet, write_segment
+from headrace.log.tier.archive import is_archivable, parquet_path, write_parquet, write_segment
 from headrace.record import codec
 from headrace.record.layout import CODECS
 from headrace.record.types import Record
@@ -202,19 +202,19 @@ class Log:
 
     def tier(self) -> int:
         """Archives the sealed segments as Parquet; how many there were. Reads stay the same; pyarrow is needed."""
-        found = self._on_owner(lambda: [s for s in self._log.segments if is_archivable(self._log, s)])
+        found = self._on_owner(lambda: [s for s in self._log.segments if is_archivable(s, self._log.durable_end)])
         for segment in found:
             write_parquet(segment, parquet_path(self._shard.tier_root, segment) + UNFINISHED)
-            self._swapped(partial(archive, self._shard, self._log, segment))
+            self._swapped(partial(self._shard.maintenance.archive, self._log, segment))
         return len(found)
 
     def restore(self) -> int:
         """Brings archived segments back as files of batches; how many there were."""
-        found = self._on_owner(lambda: [s for s in self._log.segments if s.tier is not None])
+        found = self._on_owner(lambda: [s for s in self._log.segments if s.is_archived])
         for segment in found:
             path = segment.path(RESTORED)
             write_segment(segment, path)
-            self._swapped(partial(bring_back, self._shard, self._log, segment, path))
+            self._swapped(partial(self._shard.maintenance.restore, self._log, segment, path))
         return len(found)
 
     def _swapped(self, swap: Callable[[Callable[[object, BaseException | None], object]], None]) -> None:
@@ -275,7 +275,7 @@ class Log:
         """How many jobs were begun, one or none; it tells `done` when it is over, with what failed."""
         self._kept_at = self._clock.monotonic()
         self._shard.maintenance.sweep()
-        ticket = self._shard.maintenance.apply_retention(self._log, self._clock.now_ms())
+        ticket = self._shard.maintenance.starts.apply_retention(self._log, self._clock.now_ms())
         if ticket is None:
             return 0
         ticket.add_callback(lambda ticket: done(ticket.error))

@@ -11,8 +11,9 @@ import pytest
 from headrace.errors import Conflict, LogClosed
 from headrace.log.disk.disk import RealDisk
 from headrace.log.log import Log
-from headrace.log.maintenance.compaction import Rewritten
 from headrace.log.read.external import aborted_ranges
+from headrace.log.segments.replacement import Rewritten
+from headrace.log.segments.source import LocalFile
 from headrace.log.settings import StreamSettings
 from headrace.log.shard import Shard
 from headrace.record import codec
@@ -41,7 +42,7 @@ class Hasty(RealDisk):
 class SmallPasses(Bench):
     def open(self, **options: Any) -> Shard:
         shard = super().open(**options)
-        shard.maintenance.keys_max = 10
+        shard.maintenance.compactor.keys_max = 10
         return shard
 
 
@@ -117,10 +118,10 @@ def test_a_shard_that_stops_does_not_wait_for_the_end_of_a_compaction(
         nonlocal reads
         reads += 1
         files.is_ending = reads == last  # as Shard.join has it
-        return read_segment(*given)
+        return really(*given)
 
-    read_segment = files.read_segment
-    monkeypatch.setattr(files, "read_segment", read)
+    really = LocalFile.read
+    monkeypatch.setattr(LocalFile, "read", read)
     with pytest.raises(LogClosed):
         compact(bench)
     assert reads == last and log.segments[-1] is segments[-1]

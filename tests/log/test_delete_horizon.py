@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.log.log import Log
-from headrace.log.maintenance.compaction import Deletes, Survivors, kept_of
-from headrace.log.maintenance.dirtiness import is_due_now
+from headrace.log.maintenance.compaction import Deletes, Survivors, is_due_now, kept_of
 from headrace.log.recovery.inspect import Inspector
 from headrace.log.settings import StreamSettings
 from headrace.record import codec

@@ -174,7 +174,7 @@ def test_a_look_by_time_goes_on_where_what_it_waited_for_was_deleted(bench: Benc
         bench.shard.pump()
     with pytest.raises(ReadWaits) as cold:
         log.offset_for_timestamp_now(15)
-    bench.shard.maintenance.delete_before(log, 2)
+    bench.shard.maintenance.starts.delete_before(log, 2)
     bench.shard.pump()
     assert not os.path.exists(f"{log.tail.segments[0].folder}/{0:020d}.log")
     cold.value.then(lambda: None)
@@ -276,7 +276,7 @@ def test_what_retention_took_while_it_was_loaded_is_out_of_range(bench: Bench, d
     log = filled(bench, disk)
     with pytest.raises(ReadWaits) as caught:
         log.read_now(0, 1)
-    bench.shard.maintenance.delete_before(log, 30)
+    bench.shard.maintenance.starts.delete_before(log, 30)
     bench.shard.pump()
     caught.value.then(lambda: None)  # its file is gone by now
     bench.shard.pump()

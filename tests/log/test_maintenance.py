@@ -7,7 +7,7 @@ import pytest
 
 from headrace.errors import LogClosed, OffsetOutOfRange, Overloaded, StorageFailed
 from headrace.log.commit.journal import JournalFull
-from headrace.log.maintenance.maintenance import runs_of
+from headrace.log.maintenance.compactor import runs_of
 from headrace.log.maintenance.retention import Limits, new_start
 from headrace.log.read.leases import Key, Leases
 from headrace.log.recovery.inspect import Inspector
@@ -55,7 +55,7 @@ def test_retention_by_size_removes_files_and_survives_a_restart(bench: Bench) ->
     stream = StreamSettings(segment_size=1000, retention_bytes=2000)
     shard = bench.open(stream=stream)
     fill(bench)
-    shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
+    shard.maintenance.starts.apply_retention(shard.log(1), bench.clock.now_ms())
     shard.pump()
     start = shard.log(1).start_offset
     assert start > 0 and shard.log(1).size_bytes <= 3000
@@ -72,7 +72,7 @@ def test_retention_by_age_takes_even_the_last_segment_and_keeps_counting(bench: 
     stream = StreamSettings(segment_size=1000, retention_ms=1000)
     shard = bench.open(stream=stream)
     fill(bench)
-    shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
+    shard.maintenance.starts.apply_retention(shard.log(1), bench.clock.now_ms())
     shard.pump()
     assert (shard.log(1).start_offset, shard.log(1).visible_end) == (30, 30)
     shard.close()
@@ -92,7 +92,7 @@ def test_records_that_came_without_a_time_are_as_old_as_their_file(bench: Bench)
     for age_days, segment in zip((8, 6, 8), log.segments, strict=True):
         assert segment.max_timestamp == -1
         os.utime(segment.path(), ns=(0, (now_ms - age_days * DAY_MS) * 1_000_000))
-    shard.maintenance.apply_retention(log, now_ms)
+    shard.maintenance.starts.apply_retention(log, now_ms)
     shard.pump()
     assert log.start_offset == 1
     shard.close()
@@ -105,7 +105,7 @@ def test_a_segment_grows_old_however_often_the_broker_is_started(bench: Bench) -
         ticket = shard.log(1).append(batch([b"day %d" % day], timestamp=bench.clock.now_ms()))
         shard.pump()
         assert ticket.error is None
-        shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
+        shard.maintenance.starts.apply_retention(shard.log(1), bench.clock.now_ms())
         shard.close()
         bench.clock.advance(DAY_MS / 1000)
     shard = bench.open(stream=stream)
@@ -129,12 +129,12 @@ def test_l10_a_pin_holds_retention_back(bench: Bench) -> None:
     shard = bench.open(stream=StreamSettings(segment_size=1000, retention_bytes=0))
     fill(bench)
     shard.log(1).set_retention_hold("job", 12)
-    shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
+    shard.maintenance.starts.apply_retention(shard.log(1), bench.clock.now_ms())
     shard.pump()
     assert shard.log(1).start_offset <= 12
     assert shard.log(1).read(12).data
     shard.log(1).set_retention_hold("job", None)
-    shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
+    shard.maintenance.starts.apply_retention(shard.log(1), bench.clock.now_ms())
     shard.pump()
     assert shard.log(1).start_offset > 12
     shard.close()
@@ -147,7 +147,7 @@ def test_a_leased_segment_keeps_its_file_until_it_is_released(bench: Bench) -> N
     assert first.state == "sealed"
     key = (1, first.base, first.generation)
     holder = shard.maintenance.leases.take({key: first}, bench.clock.now_ms() + 60_000)
-    shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
+    shard.maintenance.starts.apply_retention(shard.log(1), bench.clock.now_ms())
     shard.pump()
     assert shard.log(1).start_offset > 0 and Path(first.path()).exists()
     assert first.state == "retired" and shard.log(1).segments[-1].state == "active"
@@ -168,7 +168,7 @@ def test_nobody_waits_for_a_confirm_while_files_are_removed(bench: Bench) -> Non
         bench.append(3, [b"%02d" % number * 50])
     first = shard.log(3).segments[0]
     shard.delete_log(1)
-    shard.maintenance.apply_retention(shard.log(3), bench.clock.now_ms())
+    shard.maintenance.starts.apply_retention(shard.log(3), bench.clock.now_ms())
     ticket = shard.log(2).append(batch([b"confirmed"]))
     lane, _keeper = shard._inline
     while shard._deferred or lane.pump():
@@ -190,7 +190,7 @@ def test_segments_that_go_together_are_not_compared_with_each_other(
     fill(bench)
     compared = []
     monkeypatch.setattr(Segment, "__eq__", lambda one, other: compared.append(one) or one is other)
-    shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
+    shard.maintenance.starts.apply_retention(shard.log(1), bench.clock.now_ms())
     shard.pump()
     assert shard.log(1).start_offset == 30 and not compared
     shard.close()
@@ -363,7 +363,7 @@ def stuck() -> Bench:
 def test_retention_makes_the_room_that_a_round_waits_for(stuck: Bench) -> None:
     """It waited behind the round, and the round for it."""
     log = stuck.shard.log(1)
-    ticket = stuck.shard.maintenance.apply_retention(log, stuck.clock.now_ms())
+    ticket = stuck.shard.maintenance.starts.apply_retention(log, stuck.clock.now_ms())
     assert ticket is not None
     stuck.shard.tick()
     stuck.shard.pump()
@@ -376,7 +376,7 @@ def test_retention_makes_the_room_that_a_round_waits_for(stuck: Bench) -> None:
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_a_start_that_passed_a_round_without_room_is_found_with_it(stuck: Bench, checkpointed: bool) -> None:
     log = stuck.shard.log(1)
-    stuck.shard.maintenance.apply_retention(log, stuck.clock.now_ms())
+    stuck.shard.maintenance.starts.apply_retention(log, stuck.clock.now_ms())
     stuck.shard.tick()
     stuck.shard.pump()
     if checkpointed:
@@ -424,7 +424,7 @@ def test_a_start_that_cannot_pass_is_staged_once_however_often_it_is_asked_for(u
     shard, log = unpassable.shard, unpassable.shard.log(1)
     tickets = set()
     for _ in range(3):
-        tickets.add(shard.maintenance.apply_retention(log, unpassable.clock.now_ms()))
+        tickets.add(shard.maintenance.starts.apply_retention(log, unpassable.clock.now_ms()))
         shard.tick()
         shard.pump()
     assert len(shard.intake.pending) == 1

@@ -184,7 +184,7 @@ def test_what_comes_back_from_the_disk_is_checked_again(bench: Bench, place: int
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     assert not found.is_cached()
-    with pytest.raises(OSError, match="not what was written"):
+    with pytest.raises(OSError, match="other bytes than were written"):
         found.load()
     with pytest.raises(CorruptLog):  # in memory again, but not what was checked
         log.read(offset, len(found))

@@ -32,7 +32,7 @@ def test_rot_in_a_parquet_file_is_reported_and_never_served(bench: Bench, byte: 
     fill(bench)
     archive(shard)
     log = shard.log(1)
-    segment = next(s for s in log.segments if s.tier is not None)
+    segment = next(s for s in log.segments if s.is_archived)
     path = Path(segment.data_path)
     raw = bytearray(path.read_bytes())
     raw[int(byte * len(raw)) if 0 < byte < 1 else int(byte)] ^= 0x40
@@ -171,10 +171,10 @@ def test_a_kill_at_any_step_leaves_the_records_and_a_second_run_finishes(
     shard = bench.open(stream=ROLLING)
     log = shard.log(1)
     assert not bench.report.damaged and values(log) == [b"%03d" % i * 50 for i in range(30)]
-    known = {s.data_path for s in log.segments if s.tier is not None}
+    known = {s.data_path for s in log.segments if s.is_archived}
     assert {str(path) for path in Path(shard.tier_root).rglob("*") if path.is_file()} == known, "strays are gone"
     archive(shard)
-    assert all(s.tier is not None for s in log.segments if s.is_sealed)
+    assert all(s.is_archived for s in log.segments if s.is_sealed)
     assert values(log) == [b"%03d" % i * 50 for i in range(30)]
     restore(shard)
     shard.close()
@@ -190,8 +190,8 @@ def test_retention_may_take_a_segment_while_it_is_being_archived(bench: Bench) -
     first = sealed(log)[0]
     write(shard, first)
     found: list[BaseException | None] = []
-    tiering.archive(shard, log, first, lambda _made, error: found.append(error))
-    shard.maintenance.delete_before(log, first.next_offset)
+    shard.maintenance.archive(log, first, lambda _made, error: found.append(error))
+    shard.maintenance.starts.delete_before(log, first.next_offset)
     shard.pump()
     assert len(found) == 1 and log.start_offset == first.next_offset
     assert values(log) == [b"%03d" % i * 50 for i in range(first.next_offset, 30)]
@@ -233,7 +233,7 @@ def test_a_tier_that_is_read_only_for_a_while_stops_nobody(bench: Bench, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(shard.disk, "unlink", read_only)
-        shard.maintenance.delete_before(log, first.next_offset)
+        shard.maintenance.starts.delete_before(log, first.next_offset)
         shard.pump()
         assert shard.failure is None and Path(first.data_path).exists()
         bench.append(1, [b"more"])
@@ -285,7 +285,7 @@ def test_an_empty_folder_in_a_read_only_tier_stops_nobody(bench: Bench, read_onl
     shard = bench.open(1, 2, stream=ROLLING)
     fill(bench)
     archive(shard)
-    shard.maintenance.delete_before(shard.log(1), shard.log(1).visible_end)
+    shard.maintenance.starts.delete_before(shard.log(1), shard.log(1).visible_end)
     shard.pump()
     folder = Path(shard.tier_root, "1-t")
     assert not list(folder.iterdir())
@@ -312,7 +312,7 @@ def test_what_retention_left_in_a_read_only_tier_does_not_keep_the_broker_from_s
     archive(shard)
     first = shard.log(1).segments[0]
     shard.maintenance.leases.take({(1, first.base, first.generation): first}, bench.clock.now_ms() + 1000)
-    shard.maintenance.delete_before(shard.log(1), first.next_offset)
+    shard.maintenance.starts.delete_before(shard.log(1), first.next_offset)
     shard.pump()
     bench.kill()
     read_only(True)
@@ -354,7 +354,7 @@ def test_without_pyarrow_the_reason_is_one_sentence(bench: Bench, monkeypatch: p
     shard = bench.open(stream=ROLLING)
     fill(bench)
     archive(shard)
-    shard.files.groups.clear()
+    shard.archives.cache.clear()
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(parquet.PyArrowMissing, match="pip install"):
         shard.log(1).read(0)

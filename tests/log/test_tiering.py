@@ -12,7 +12,8 @@ from headrace.log.recovery.inspect import Inspector
 from headrace.log.settings import StreamSettings
 from headrace.log.tier import archive as tiering
 from headrace.log.tier import parquet
-from headrace.log.tier.row_group_cache import GroupCache
+from headrace.log.tier.manifest import Manifest
+from headrace.log.tier.row_group_cache import RowGroupCache
 from headrace.record import codec
 from headrace.record.layout import ZSTD
 from tests.log.helpers import SMALL, Bench, batch, records, values
@@ -129,7 +130,7 @@ def test_retention_counts_and_removes_what_is_archived(bench: Bench) -> None:
     assert log.size_bytes == sum(s.stored_bytes for s in log.segments)
     log.set_retention_hold("job", first.next_offset)
     log.settings = StreamSettings(segment_size=2000, retention_bytes=0)
-    shard.maintenance.apply_retention(log, bench.clock.now_ms())
+    shard.maintenance.starts.apply_retention(log, bench.clock.now_ms())
     shard.pump()
     assert log.start_offset == first.next_offset and first.state == "deleted"
     assert not Path(first.data_path).exists() and Path(log.segments[0].data_path).exists()
@@ -187,7 +188,7 @@ def test_a_batch_that_unfolds_too_far_stays_where_it_is(bench: Bench) -> None:
     segment = sealed(shard.log(1))[0]
     write(shard, segment)
     error = take(shard, segment)
-    assert isinstance(error, tiering.NotArchivable) and "unfolds to" in str(error)
+    assert isinstance(error, tiering.NotArchivable) and "bytes uncompressed" in str(error)
     assert segment in shard.log(1).segments and not list(Path(shard.tier_root).rglob("*.p*"))
     shard.close()
 
@@ -204,7 +205,7 @@ def test_what_is_not_unpacked_yet_is_waited_for_elsewhere(bench: Bench) -> None:
     assert not told, "the owner goes on meanwhile"
     shard.pump()
     assert told and codec.records(log.read_now(0).data)[0].value == b"000" * 50
-    assert shard.counters.tier_reads == 1 and 0 < shard.files.groups.size_bytes <= 16 << 20
+    assert shard.counters.tier_reads == 1 and 0 < shard.archives.cache.size_bytes <= 16 << 20
     shard.close()
 
 
@@ -227,14 +228,15 @@ def test_unpacked_row_groups_take_a_bounded_place(bench: Bench) -> None:
     fill(bench)
     archive(shard)
     segment = shard.log(1).segments[0]
-    assert segment.tier is not None and len(segment.tier) >= 3
-    cache = GroupCache(shard.disk, 1200)
-    for group in segment.tier.groups():
-        cache.load(segment.tier, group)
+    manifest = segment.source.contents
+    assert isinstance(manifest, Manifest) and len(manifest) >= 3
+    cache = RowGroupCache(shard.disk, 1200)
+    for group in manifest.groups():
+        cache.load(manifest, group)
         assert cache.size_bytes <= max(1200, group.size)
-    last = segment.tier.group(len(segment.tier) - 1)
-    assert cache.cached(segment.tier, last) and not cache.cached(segment.tier, segment.tier.group(0))
-    cache.forget(segment.tier.path)
+    last = manifest.group(len(manifest) - 1)
+    assert cache.cached(manifest, last) and not cache.cached(manifest, manifest.group(0))
+    cache.forget(manifest)
     assert cache.size_bytes == 0
     shard.close()
 
@@ -251,7 +253,7 @@ def test_two_data_folders_may_be_given_the_same_place(tmp_path: Path) -> None:
         bench.shard.close()
         shard = bench.open(stream=ROLLING, settings=settings)
         assert values(shard.log(1)) == [b"%03d" % i * 50 for i in range(30)]
-        assert all(s.data_path.startswith(str(tmp_path / "shared")) for s in shard.log(1).segments if s.tier)
+        assert all(s.data_path.startswith(str(tmp_path / "shared")) for s in shard.log(1).segments if s.is_archived)
     for bench in benches:
         assert values(bench.shard.log(1)) == [b"%03d" % i * 50 for i in range(30)]
         bench.shard.close()

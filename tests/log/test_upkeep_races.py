@@ -11,7 +11,7 @@ import pytest
 from headrace.errors import Conflict, DiskFull
 from headrace.log.disk import paths
 from headrace.log.disk.disk import RealDisk
-from headrace.log.maintenance.compaction import Rewritten
+from headrace.log.segments.replacement import Rewritten
 from headrace.log.settings import StreamSettings
 from headrace.record import codec
 from tests.crash.shards import batch as simulated_batch
@@ -124,7 +124,7 @@ def test_a_deleted_key_does_not_come_back_when_a_part_of_a_compaction_comes_too_
     assert [s.base for s in log.segments] == [0, 1, 2, 4, 5]
 
     def delete() -> None:
-        shard.maintenance.delete_before(log, 1)
+        shard.maintenance.starts.delete_before(log, 1)
         shard.pump()
 
     disk.meanwhile = delete
@@ -163,7 +163,7 @@ def test_no_room_for_the_file_of_a_log_that_retention_has_emptied_is_a_clean_no(
     shard = bench.open()
     log = shard.log(1)
     bench.append(1, [b"old"])
-    shard.maintenance.delete_before(log, 1)
+    shard.maintenance.starts.delete_before(log, 1)
     shard.pump()
     disk.is_full, disk.meanwhile = True, lambda: None
     ticket = log.append(batch([b"x" * size]))
@@ -183,7 +183,7 @@ def test_what_was_refused_does_not_come_back_in_the_first_file_of_a_segment() ->
     disk = new_disk()
     shard = reopen(disk, spec())
     write(shard, "old")
-    shard.maintenance.delete_before(shard.logs[1], 1)
+    shard.maintenance.starts.delete_before(shard.logs[1], 1)
     shard.pump()
     disk.capacity = disk.used + 1000
     tickets = [shard.logs[1].append(simulated_batch("refused", 700)) for _ in range(2)]
@@ -249,7 +249,7 @@ def test_a_compaction_whose_segments_retention_takes_before_it_has_read_them_giv
     shard.pump()
     first = log.segments[0]
     told: list[BaseException | None] = []
-    shard.maintenance.delete_before(log, first.next_offset)
+    shard.maintenance.starts.delete_before(log, first.next_offset)
     shard.maintenance.compact(log, lambda _made, error: told.append(error))
     shard.pump()
     assert not Path(first.path()).exists() and first not in log.segments

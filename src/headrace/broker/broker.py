@@ -139,7 +139,7 @@ class Broker:
         with _plain_words(data_dir):
             broker.users.first_start([host.name for host in broker.vhosts])
         indexes = Cache("indexes", broker.shard.index_cache)
-        row_groups = Cache("row_groups", broker.shard.files.groups)
+        row_groups = Cache("row_groups", broker.shard.archives.cache)
         recent = Cache("recent_reads", broker.shard.recent_reads)
         members = broker.coordination.room
         for holder in (broker.spill, indexes, row_groups, recent, ReadAhead(broker.vhosts), members):

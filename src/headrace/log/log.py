@@ -70,7 +70,15 @@ class Log(LogEnd):
         self.holds: dict[str, int] = {}
         self.unsettled_from: Callable[[], int] | None = None  # of a queue that reads it
         self.compacted_until = 0  # before it every key is there once; known since the start only
-        self._reader = Reader(shard.files, shard.index_cache, shard.recent_reads, tail, shard.counters, shard.loader)
+        self._reader = Reader(
+            shard.files,
+            shard.index_cache,
+            shard.recent_reads,
+            shard.file_ranges,
+            tail,
+            shard.counters,
+            shard.loader,
+        )
         self._waiters: list[Waiter] = []
         self._waiters_max = 64
 
@@ -137,7 +145,7 @@ class Log(LogEnd):
         """For whoever met damage at an offset: the next one from which there is something to read, or the visible end.
         ReadWaits when what has to be looked at is not in memory."""
         try:
-            return self._reader.behind(offset, self.visible_end)
+            return self._reader.next_readable(offset, self.visible_end)
         except OSError as error:
             raise self._unreadable(error) from error
 
@@ -148,7 +156,7 @@ class Log(LogEnd):
         if self.is_closed or not self.start_offset <= offset < stop:
             return None
         try:
-            return self._reader.part(offset, stop, max_bytes)
+            return self._reader.file_range(offset, stop, max_bytes)
         except OSError as error:
             raise self._unreadable(error) from error
 

@@ -28,6 +28,7 @@ from headrace.log.disk.workers import InlineWorker, Post, SerialExecutor, Thread
 from headrace.log.log import Log, LogSpec
 from headrace.log.maintenance.maintenance import Maintenance
 from headrace.log.read.cold_reads import Loader
+from headrace.log.read.file_range import FileRanges
 from headrace.log.read.recent_reads import RecentReads
 from headrace.log.recovery.recovery import RecoveryReport, recover
 from headrace.log.segments.index_cache import IndexCache
@@ -35,6 +36,7 @@ from headrace.log.settings import LogSettings
 from headrace.log.standby import follower
 from headrace.log.state.store import Fold, StateStore
 from headrace.log.tier.archive import tier_root
+from headrace.log.tier.sources import Archives
 
 RECENT_BYTES_MAX = 8 << 20
 
@@ -64,6 +66,8 @@ class Shard:
         self.files = FileCache(disk, settings.open_files_max or disk.open_files_max() // 4)
         self.index_cache = IndexCache(self.files, settings.index_cache_bytes)
         self.recent_reads = RecentReads(RECENT_BYTES_MAX)
+        self.file_ranges = FileRanges(self.files)
+        self.archives = Archives(disk)
         self.logs: dict[int, Log] = {}
         self.epoch = 0
         self.failure: StorageError | None = None
@@ -113,7 +117,8 @@ class Shard:
             raise
         shard.checkpoints = checkpoint.Checkpoints(shard)
         shard.maintenance = Maintenance(shard)
-        shard.maintenance.truncations.finish()
+        shard.maintenance.truncations.finish(shard.pending_truncations)
+        shard.pending_truncations = []
         return shard, report
 
     def _recover(self, logs: Iterable[LogSpec], folds: Mapping[str, Fold] | None) -> RecoveryReport:

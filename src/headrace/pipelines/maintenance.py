@@ -24,7 +24,7 @@ from headrace.log.read.external import LogFiles
 from headrace.log.recovery.inspect import Checked, Inspector, VerifyReport
 from headrace.log.segments.segment import Segment
 from headrace.log.tier.archive import NotArchivable, parquet_path, write_parquet, write_segment
-from headrace.log.tier.manifest import read_tier
+from headrace.log.tier.sources import Archives
 from headrace.pipelines.java import check_pyspark, has_pyspark
 from headrace.pipelines.sight import folder_in_sight
 from headrace.record.batch.recompress import recompress
@@ -96,10 +96,10 @@ class SegmentItem:
     def archived(self) -> Segment:
         manifest = self.segment.path(TIER)
         try:
-            tier = read_tier(RealDisk(), manifest)
+            source = Archives(RealDisk()).open(manifest)
         except FileNotFoundError:
             raise NotFound(f"{manifest} is gone: it was removed or rewritten meanwhile") from None
-        return Segment.archived(self.folder, self.generation, tier)
+        return Segment.archived(self.folder, self.generation, source)
 
 
 class Done(NamedTuple):
@@ -129,7 +129,7 @@ class Upkeep:
 
     def sealed(self, topic: str) -> list[SegmentItem]:
         """What may be rewritten: sealed, below the durable end, and not in the tier."""
-        return [SegmentItem.of(topic, *found) for found in self._segments(topic) if found[2].tier is None]
+        return [SegmentItem.of(topic, *found) for found in self._segments(topic) if not found[2].is_archived]
 
     def _logs(self, topic: str) -> list[dict[str, Any]]:
         logs = self.link.logs(topic)
@@ -165,7 +165,7 @@ class Upkeep:
         items = [
             SegmentItem.of(topic, partition, log_id, segment)
             for partition, log_id, segment in self._segments(topic)
-            if segment.tier is None and (before_ms is None or segment.max_timestamp < before_ms)
+            if not segment.is_archived and (before_ms is None or segment.max_timestamp < before_ms)
         ]
         root = self.tier_root
 
@@ -193,7 +193,7 @@ class Upkeep:
 
     def restore(self, topic: str) -> Done:
         """Archived segments as files of batches again, each under the codec it had."""
-        found = [(p, log_id, s) for p, log_id, s in self._segments(topic) if s.tier is not None]
+        found = [(p, log_id, s) for p, log_id, s in self._segments(topic) if s.is_archived]
         items = [SegmentItem.of(topic, *one) for one in found]
         folder = self.folder
 
@@ -218,7 +218,7 @@ class Upkeep:
         """The latest record of each key. Here by the broker; on Spark the survivors are found from keys and offsets
         alone, and each segment is then rewritten by itself: values are never shuffled."""
         segments = self._segments(topic)
-        items = [SegmentItem.of(topic, *found) for found in segments if found[2].tier is None]
+        items = [SegmentItem.of(topic, *found) for found in segments if not found[2].is_archived]
         if is_for_here(self._on, sum(item.size for item in items)):
             gains = self.link.send("POST", "topics", topic, "compact", body={})["partitions"]
             return Done([Written(g["bytes_before"], g["bytes_after"], g["records_after"]) for g in gains], [])
@@ -232,7 +232,7 @@ class Upkeep:
         holds = {log["partition"]: log["held_from"] for log in self.link.logs(topic) or ()}
         deletes = Deletes(now_ms, parse_duration(config["tombstone_retention"]))
         # What is archived is not rewritten here: a tombstone may be all that keeps something in it deleted.
-        archived = {partition for partition, _, segment in segments if segment.tier is not None}
+        archived = {partition for partition, _, segment in segments if segment.is_archived}
 
         def work(item: SegmentItem) -> Staged:
             kept = survivors.get((item.partition, item.base), array("q"))

@@ -7,11 +7,10 @@ from headrace.broker.sinks.uploads import Uploads
 from headrace.broker.streams.partition import Partition
 from headrace.broker.transactions.producers import Producers
 from headrace.errors import Conflict, HeadraceError, NotFound, StorageError
-from headrace.log.maintenance.compaction import Rewritten
-from headrace.log.maintenance.offline_rewrite import adopt
+from headrace.log.segments.replacement import Rewritten, adopt
 from headrace.log.segments.segment import Segment
 from headrace.log.shard import Shard
-from headrace.log.tier.archive import archive, take_back
+from headrace.log.tier.archive import adopt_restored
 
 
 class Gain(NamedTuple):
@@ -37,7 +36,7 @@ async def replace_segment(
             [found],
             lambda _data, _info: None,
             lambda made, error: None if done.done() else done.set_result((made, error)),
-            make=lambda: (adopt if found.tier is None else take_back)(shard.files, found, path, interval),
+            make=lambda: (adopt_restored if found.is_archived else adopt)(shard.files, found, path, interval),
         )
         return _gain(*await done, what=f"segment {base}")
     finally:
@@ -58,10 +57,12 @@ async def archive_segment(shard: Shard, partition: Partition, base: int, generat
     """Make the Parquet file that was written for a sealed segment the next generation of it. The file lies where
     `parquet_path` says, unfinished; all of it is read back and compared with the segment first."""
     found = _sealed(partition, base, generation)
-    if found.tier is not None:
+    if found.is_archived:
         raise Conflict(f"segment {base} is archived already")
     done: asyncio.Future[tuple[Rewritten | None, BaseException | None]] = asyncio.get_running_loop().create_future()
-    archive(shard, partition.log, found, lambda made, error: None if done.done() else done.set_result((made, error)))
+    shard.maintenance.archive(
+        partition.log, found, lambda made, error: None if done.done() else done.set_result((made, error))
+    )
     return _gain(*await done, what=f"segment {base}")
 
 
@@ -90,4 +91,4 @@ def _gain(made: Rewritten | None, error: BaseException | None, *, what: str) -> 
 async def delete_before(shard: Shard, producers: Producers, partition: Partition, offset: int) -> None:
     """Move the start of the log; durable on return. What its producers have sent stays known."""
     producers.snapshot_of(partition.log)
-    await shard.maintenance.delete_before(partition.log, offset)
+    await shard.maintenance.starts.delete_before(partition.log, offset)

@@ -13,16 +13,11 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from headrace.log.disk.disk import Disk, FileId, is_untouched, sync_noting
+from headrace.log.disk.disk import Disk, FileId, sync_noting
 from headrace.log.disk.file_ends import OpenFile, OpenFiles
 from headrace.log.disk.io_chain import SyncFailure
-from headrace.log.read.file_range import FileRange, cut_part, parts_max
-from headrace.log.tier.row_group_cache import GroupCache
-
-if TYPE_CHECKING:
-    from headrace.log.segments.segment import Segment
 
 Bytes = bytes | bytearray | memoryview
 T = TypeVar("T")
@@ -41,11 +36,9 @@ class Dirty(NamedTuple):
 class FileCache(OpenFiles):
     def __init__(self, disk: Disk, open_files_max: int) -> None:
         super().__init__(disk, threading.Lock(), OrderedDict())
-        self.groups = GroupCache(disk)
         self.sync_filesystem: Callable[[], None] | None = None  # of a shard: syncs everything at once
         self._max = max(open_files_max, 8)
         self.held_max = self._max // 2  # at once: others need some as well
-        self.parts_max = parts_max(disk.open_files_max())
         self._being_synced: Counter[str] = Counter()  # no longer dirty, and not known to be synced yet
         self._forgets = 0
         self.is_ending = False  # no work is to be begun, or gone on with, that can as well be done another time
@@ -78,6 +71,8 @@ class FileCache(OpenFiles):
                     entry = self._open[path] = OpenFile(path, file)
                     return entry
             self.disk.close(file)  # somebody else opened it, or it is not what has that name any more
+
+    acquire = _acquire  # for readers; pair it with `let_go`
 
     def _open_file(self, path: str, create: bool, writes: bool) -> FileId:
         return self._making_do(lambda: self.disk.open(path, create=create), writes=writes)
@@ -148,30 +143,11 @@ class FileCache(OpenFiles):
         finally:
             self.let_go(entry)
 
-    def read_segment(self, segment: "Segment", size: int, position: int) -> bytes:
-        """Bytes of a segment's batches, wherever they are; of an archived one only up to the end of a row group."""
-        if segment.tier is None:
-            return self.read(segment.data_path, size, position)
-        return self.groups.read(segment.tier, size, position)
-
     def read_cached(self, path: str, size: int, position: int) -> bytes | None:
         """None when the bytes are not in the page cache and reading would wait for the disk."""
         entry = self._acquire(path)
         try:
             return self.disk.pread_cached(entry.file, size, position)
-        finally:
-            self.let_go(entry)
-
-    def part(
-        self, segment: "Segment", position: int, end: int, next_offset: int, *, is_at_end: bool
-    ) -> FileRange | None:
-        """Batches that can be sent without being read; see part.py. None when there are many already, and on a disk
-        that a test has changed: it wants to be asked for every byte."""
-        if FileRange.made >= self.parts_max or not is_untouched(self.disk):
-            return None
-        entry = self._acquire(segment.data_path)
-        try:
-            return cut_part(self.disk, entry.file, position, end, next_offset, segment.left_memory, is_at_end=is_at_end)
         finally:
             self.let_go(entry)
 
@@ -335,7 +311,6 @@ class FileCache(OpenFiles):
         with self._lock:
             self._forgets += 1
             for path in paths:
-                self.groups.forget(path)  # a name may come back, after a truncation, for other records
                 self._dirty.discard(path)
                 self._idle.pop(path, None)
                 entry = self._open.pop(path, None)

@@ -17,7 +17,7 @@ from headrace.version import __version__
 def archived_segments(broker: Broker) -> list[int]:
     """The sizes of the files of all segments in the tier."""
     logs = (partition.log for stream in broker.streams for partition in stream.partitions)
-    return [segment.stored_bytes for log in logs for segment in log.segments if segment.tier is not None]
+    return [segment.stored_bytes for log in logs for segment in log.segments if segment.is_archived]
 
 
 async def health(site: HttpContext, request: Request) -> Response:
