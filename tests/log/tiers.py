@@ -24,7 +24,7 @@ def fill(bench: Bench, count: int = 30) -> None:
 
 
 def mixed(shard: Shard) -> None:
-    """Records of every kind that must come back as they were."""
+    """Append records of every kind; restoring must return them unchanged."""
     log = shard.log(1)
     plain = [
         (None, b"no key", (), 5_000),
