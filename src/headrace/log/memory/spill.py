@@ -1,7 +1,7 @@
 """Spill files: unsynced files for batches that memory logs cannot keep in memory. The next start removes them."""
 
 import weakref
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from headrace.log.counters import Counters
 from headrace.log.disk.disk import Disk
@@ -9,12 +9,17 @@ from headrace.log.disk.file_cache import FileCache
 from headrace.log.disk.paths import SPILL, SPILLED
 from headrace.log.read.cold_reads import CachedFiles, Loader, Loads
 
-if TYPE_CHECKING:
-    from headrace.log.memory.memory_log import MemoryLog
-
 FILE_BYTES_MAX = 8 << 20  # a file is removed when none of its batches is needed: small ones sooner
 LARGE_BYTES = 64 << 10  # smaller logs are not worth a file
 LOG_BYTES_MAX = 4 << 20  # of one log in memory; more is spilled
+
+
+class SpillableLog(Protocol):
+    """A log that can move its oldest batches to files."""
+
+    memory_bytes: int
+
+    def spill(self, keep_bytes: int) -> int: ...
 
 
 class SpillFile:
@@ -46,7 +51,7 @@ class Spill:
         self._folder = f"{root}/{SPILL}"
         self._number = 0
         self._is_ready = False
-        self.large: weakref.WeakSet[MemoryLog] = weakref.WeakSet()
+        self.large: weakref.WeakSet[SpillableLog] = weakref.WeakSet()
         self.spilled_bytes = 0  # in total, since the start
         if disk.exists(self._folder):
             for name in disk.listdir(self._folder):

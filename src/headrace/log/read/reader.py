@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from headrace.errors import CorruptBatch, CorruptLog, DecompressedTooLarge, LogClosed
 from headrace.log.counters import Counters
 from headrace.log.disk import paths
 from headrace.log.disk.file_cache import NO_FILES, NO_ROOM, FileCache
+from headrace.log.read.chunk import Chunk as Chunk
 from headrace.log.read.cold_reads import CachedFiles, Loader, Loads
 from headrace.log.read.file_range import FileRange, FileRanges
 from headrace.log.read.recent_reads import RecentReads
@@ -45,13 +46,6 @@ PART_BYTES_MIN = 64 << 10  # smaller ranges are cheaper to read and write than t
 
 def _base(segment: Segment) -> int:
     return segment.base
-
-
-class Chunk(NamedTuple):
-    data: bytes | memoryview  # whole batches
-    base_offset: int
-    next_offset: int  # where to continue reading
-    position: int = 0  # of the first batch in its segment
 
 
 Search = Callable[..., tuple[int, int] | None]  # codec.first_at with its arguments bound

@@ -2,16 +2,14 @@
 check them again. Used by the owner thread only."""
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from headrace.log.read.reader import Chunk
-    from headrace.log.segments.segment import Segment
+from headrace.log.read.chunk import Chunk
+from headrace.log.segments.segment import Segment
 
 ENTRY_BYTES = 512  # overhead of an entry besides its records
 ASKED_MAX = 32
 SHARED_READS = 64
-Key = tuple["Segment", int, int, int]  # segment, offset, stop offset, max bytes
+Key = tuple[Segment, int, int, int]  # segment, offset, stop offset, max bytes
 
 
 class RecentReads:
@@ -29,14 +27,14 @@ class RecentReads:
         self._to_keep = 0  # reads to keep until one must be repeated again
         self.size_bytes = 0
 
-    def get(self, key: Key) -> "Chunk | None":
+    def get(self, key: Key) -> Chunk | None:
         chunk = self._chunks.get(key)
         if chunk is not None:
             self._chunks.move_to_end(key)
             self._to_keep = SHARED_READS
         return chunk
 
-    def offer(self, key: Key, chunk: "Chunk") -> None:
+    def offer(self, key: Key, chunk: Chunk) -> None:
         """A chunk was read that was not in the cache."""
         if key in self._asked:
             self._to_keep = SHARED_READS
@@ -52,7 +50,7 @@ class RecentReads:
         else:
             self._keep(key, chunk)
 
-    def _keep(self, key: Key, chunk: "Chunk") -> None:
+    def _keep(self, key: Key, chunk: Chunk) -> None:
         size = len(chunk.data) + ENTRY_BYTES
         if size > self._bytes_max or key in self._chunks:
             return

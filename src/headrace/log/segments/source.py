@@ -8,7 +8,7 @@ archived segments are in log/tier, and `tier/sources.py` chooses among them.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from headrace.log.counters import Counters
 from headrace.log.disk import paths
@@ -16,8 +16,15 @@ from headrace.log.disk.disk import Disk, FileId
 from headrace.log.disk.file_cache import FileCache
 from headrace.record.types import BatchInfo, Buffer
 
-if TYPE_CHECKING:
-    from headrace.log.segments.segment import Segment
+
+class StoredSegment(Protocol):
+    """What a source needs to know of its segment."""
+
+    size: int
+    data_path: str
+
+    def path(self, suffix: str = ...) -> str: ...
+    def left_memory(self) -> None: ...
 
 
 class Cut(NamedTuple):
@@ -99,19 +106,19 @@ class SegmentSource(ABC):
     contents: Contents | None  # None: index files and a seal lie beside the data
 
     @abstractmethod
-    def stored_bytes(self, segment: "Segment") -> int:
+    def stored_bytes(self, segment: StoredSegment) -> int:
         """Bytes that the segment occupies in storage."""
 
     @abstractmethod
-    def files(self, segment: "Segment") -> list[str]:
+    def files(self, segment: StoredSegment) -> list[str]:
         """The segment's files in the order in which they are removed."""
 
     @abstractmethod
-    def read(self, files: FileCache, segment: "Segment", size: int, position: int) -> bytes:
+    def read(self, files: FileCache, segment: StoredSegment, size: int, position: int) -> bytes:
         """Up to `size` bytes of batches; may wait for storage. Archived sources stop at the end of a row group."""
 
     @abstractmethod
-    def read_now(self, reads: OwnerReads, segment: "Segment", size: int, position: int) -> bytes:
+    def read_now(self, reads: OwnerReads, segment: StoredSegment, size: int, position: int) -> bytes:
         """Like `read`, on the owner thread: ReadWaits when the bytes are not in memory."""
 
     @abstractmethod
@@ -119,11 +126,11 @@ class SegmentSource(ABC):
         """Open for a reader in another process; `path` is the segment's data file. FileNotFoundError if it is gone."""
 
     @abstractmethod
-    def problem(self, disk: Disk, segment: "Segment") -> Problem | None:
+    def problem(self, disk: Disk, segment: StoredSegment) -> Problem | None:
         """Whether the stored file is missing or too short. Its content is checked when it is read."""
 
     @abstractmethod
-    def remove(self, disk: Disk, segment: "Segment") -> bool:
+    def remove(self, disk: Disk, segment: StoredSegment) -> bool:
         """Remove the segment's files. False when storage refuses for now and the caller is to try again later."""
 
     @abstractmethod
@@ -142,16 +149,16 @@ class LocalFile(SegmentSource):
     is_archived = False
     contents = None
 
-    def stored_bytes(self, segment: "Segment") -> int:
+    def stored_bytes(self, segment: StoredSegment) -> int:
         return segment.size
 
-    def files(self, segment: "Segment") -> list[str]:
+    def files(self, segment: StoredSegment) -> list[str]:
         return [segment.path(suffix) for suffix in (paths.DATA, paths.INDEX, paths.TIME_INDEX, paths.SEAL)]
 
-    def read(self, files: FileCache, segment: "Segment", size: int, position: int) -> bytes:
+    def read(self, files: FileCache, segment: StoredSegment, size: int, position: int) -> bytes:
         return files.read(segment.data_path, size, position)
 
-    def read_now(self, reads: OwnerReads, segment: "Segment", size: int, position: int) -> bytes:
+    def read_now(self, reads: OwnerReads, segment: StoredSegment, size: int, position: int) -> bytes:
         cold_reads = reads.counters.cold_reads
         try:
             return reads.read(segment.data_path, size, position)
@@ -162,11 +169,11 @@ class LocalFile(SegmentSource):
     def open(self, disk: Disk, path: str) -> OpenSource:
         return _OpenFile(disk, disk.open(path, readonly=True))
 
-    def problem(self, disk: Disk, segment: "Segment") -> Problem | None:
+    def problem(self, disk: Disk, segment: StoredSegment) -> Problem | None:
         size = disk.file_size(segment.data_path)
         return Problem(size, f"{segment.size:,} bytes were sealed") if size < segment.size else None
 
-    def remove(self, disk: Disk, segment: "Segment") -> bool:
+    def remove(self, disk: Disk, segment: StoredSegment) -> bool:
         for path in self.files(segment):
             with suppress(FileNotFoundError):  # not every segment has every kind of file
                 disk.unlink(path)

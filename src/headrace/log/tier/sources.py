@@ -10,7 +10,7 @@ from headrace.log.disk.disk import Disk, FileId
 from headrace.log.disk.file_cache import FileCache
 from headrace.log.disk.paths import SegmentStem
 from headrace.log.segments.segment import Segment
-from headrace.log.segments.source import OpenSource, OwnerReads, Problem, SegmentSource
+from headrace.log.segments.source import OpenSource, OwnerReads, Problem, SegmentSource, StoredSegment
 from headrace.log.tier.manifest import Manifest, read_manifest
 from headrace.log.tier.row_group_cache import RowGroupCache, slice_of
 from headrace.record import codec
@@ -50,16 +50,16 @@ class ParquetFile(SegmentSource):
         self.contents = manifest
         self._cache = cache
 
-    def stored_bytes(self, segment: Segment) -> int:
+    def stored_bytes(self, segment: StoredSegment) -> int:
         return self.contents.file_bytes
 
-    def files(self, segment: Segment) -> list[str]:
+    def files(self, segment: StoredSegment) -> list[str]:
         return [segment.path(paths.TIER), self.contents.path]  # without its manifest the Parquet file is a leftover
 
-    def read(self, files: FileCache, segment: Segment, size: int, position: int) -> bytes:
+    def read(self, files: FileCache, segment: StoredSegment, size: int, position: int) -> bytes:
         return self._cache.read(self.contents, size, position)
 
-    def read_now(self, reads: OwnerReads, segment: Segment, size: int, position: int) -> bytes:
+    def read_now(self, reads: OwnerReads, segment: StoredSegment, size: int, position: int) -> bytes:
         manifest = self.contents
         group = manifest.at_position(position)
         batches = self._cache.cached(manifest, group)
@@ -75,14 +75,14 @@ class ParquetFile(SegmentSource):
     def open(self, disk: Disk, path: str) -> OpenSource:
         return _OpenParquet(disk, disk.open(path, readonly=True), self.contents)
 
-    def problem(self, disk: Disk, segment: Segment) -> Problem | None:
+    def problem(self, disk: Disk, segment: StoredSegment) -> Problem | None:
         manifest = self.contents
         size = disk.file_size(manifest.path) if disk.exists(manifest.path) else 0
         return (
             Problem(size, f"{manifest.file_bytes:,} bytes were archived there") if size != manifest.file_bytes else None
         )
 
-    def remove(self, disk: Disk, segment: Segment) -> bool:
+    def remove(self, disk: Disk, segment: StoredSegment) -> bool:
         remove_if_present(disk, segment.path(paths.TIER))
         return remove_if_possible(disk, self.contents.path)
 
