@@ -37,6 +37,11 @@ class RowGroupCache:
         self._footers: OrderedDict[Manifest, Footer] = OrderedDict()
         self.size_bytes = 0
 
+    def __reduce__(self) -> tuple[type["RowGroupCache"], tuple[Disk, int]]:
+        """A pickled cache, as in the plan of a Spark task, arrives empty."""
+        assert self._file is None, "an open file cannot be pickled"
+        return RowGroupCache, (self._disk, self._bytes_max)
+
     def cached(self, manifest: Manifest, group: RowGroup) -> bytes | None:
         with self._lock:
             found = self._groups.get((manifest, group.number))
