@@ -21,13 +21,13 @@ from headrace.errors import Conflict, HeadraceError, InvalidInput, LogClosed, St
 from headrace.log.commit.round import Ticket
 from headrace.log.disk.paths import CATALOG, LOGS, RESTORED, UNFINISHED, log_folder
 from headrace.log.log import Log as StoredLog
-from headrace.log.maintenance.dirtiness import is_due_now
+from headrace.log.maintenance.compaction import is_due_now
 from headrace.log.read.cold_reads import ReadWaits
 from headrace.log.recovery.inspect import Inspector, VerifyReport
 from headrace.log.recovery.recovery import RecoveryReport
 from headrace.log.settings import StreamSettings
 from headrace.log.shard import LogSpec, Shard
-from headrace.log.tier.archive import archive, bring_back, is_archivable, parquet_path, write_parquet, write_segment
+from headrace.log.tier.archive import is_archivable, parquet_path, write_parquet, write_segment
 from headrace.record import codec
 from headrace.record.layout import CODECS
 from headrace.record.types import Record
@@ -205,19 +205,19 @@ class Log:
 
     def tier(self) -> int:
         """Archives the sealed segments as Parquet and returns their number. Reads are unaffected. Needs pyarrow."""
-        found = self._on_owner(lambda: [s for s in self._log.segments if is_archivable(self._log, s)])
+        found = self._on_owner(lambda: [s for s in self._log.segments if is_archivable(s, self._log.durable_end)])
         for segment in found:
             write_parquet(segment, parquet_path(self._shard.tier_root, segment) + UNFINISHED)
-            self._swap(partial(archive, self._shard, self._log, segment))
+            self._swap(partial(self._shard.maintenance.archive, self._log, segment))
         return len(found)
 
     def restore(self) -> int:
         """Turns archived segments back into segment files and returns their number."""
-        found = self._on_owner(lambda: [s for s in self._log.segments if s.tier is not None])
+        found = self._on_owner(lambda: [s for s in self._log.segments if s.is_archived])
         for segment in found:
             path = segment.path(RESTORED)
             write_segment(segment, path)
-            self._swap(partial(bring_back, self._shard, self._log, segment, path))
+            self._swap(partial(self._shard.maintenance.restore, self._log, segment, path))
         return len(found)
 
     def _swap(self, swap: Callable[[Callable[[object, BaseException | None], object]], None]) -> None:
@@ -278,7 +278,7 @@ class Log:
         """Starts a job if there is something to delete. Returns the number of jobs; `done` receives the error."""
         self._maintained_at = self._clock.monotonic()
         self._shard.maintenance.sweep()
-        ticket = self._shard.maintenance.apply_retention(self._log, self._clock.now_ms())
+        ticket = self._shard.maintenance.starts.apply_retention(self._log, self._clock.now_ms())
         if ticket is None:
             return 0
         ticket.add_callback(lambda ticket: done(ticket.error))

@@ -58,7 +58,7 @@ async def test_a_cursor_that_is_pinned_while_retention_is_under_way_finds_its_re
     for _ in range(10):
         await broker.publish(stream, [(None, bytes(1000), (), None, -1)])
     log = stream.partitions[0].log
-    retention = broker.shard.maintenance.apply_retention(log, clock.now_ms())
+    retention = broker.shard.maintenance.starts.apply_retention(log, clock.now_ms())
     assert retention is not None
     await broker.cursors.commit("late", stream, {0: 2}, pin=True)
     await retention

@@ -288,7 +288,7 @@ def test_d6_what_no_snapshot_knows_yet_is_kept_from_retention_after_a_restart(tm
     for _ in range(2):
         bench.kill()
         producers = producers_of(bench, stream=stream)
-        bench.shard.maintenance.apply_retention(bench.shard.log(1), bench.clock.now_ms())
+        bench.shard.maintenance.starts.apply_retention(bench.shard.log(1), bench.clock.now_ms())
         bench.shard.pump()
     assert send(bench, producers, 9, producer=1, value=b"x" * 300).base_offset == 19
     bench.shard.close()
@@ -397,7 +397,7 @@ def test_d6_producers_of_deleted_records_are_still_known_after_a_kill(tmp_path: 
         send(bench, producers, number)
         bench.shard.pump()
     producers.snapshot_of(bench.shard.log(1))
-    bench.shard.maintenance.delete_before(bench.shard.log(1), 3)
+    bench.shard.maintenance.starts.delete_before(bench.shard.log(1), 3)
     bench.shard.pump()
     bench.kill()
     producers = producers_of(bench)

@@ -52,7 +52,7 @@ async def rest(queue: Queue) -> list[bytes]:
 
 
 async def delete_before(broker: Broker, queue: Queue, offset: int) -> None:
-    await broker.shard.maintenance.delete_before(queue.view.log, offset)
+    await broker.shard.maintenance.starts.delete_before(queue.view.log, offset)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -256,7 +256,9 @@ async def test_of_many_searches_by_time_that_wait_for_the_thread_only_the_runnin
     monkeypatch.setattr(FileCache, "read_cached", held(FileCache.read_cached))
     waiting = [asyncio.ensure_future(partition.offset_at(5)) for partition in stream.partitions]
     try:
-        await until(lambda: has_begun.is_set() and all(p.log._reader._unfolds._running for p in stream.partitions))
+        await until(
+            lambda: has_begun.is_set() and all(p.log._reader._decompressions._running for p in stream.partitions)
+        )
         assert size < Held.alive_bytes < 2 * size
     finally:
         goes_on.set()

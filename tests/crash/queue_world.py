@@ -54,7 +54,7 @@ class PostedWorker:
 
 def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor a time of its own: what the broker does by the machine's clock would come at another step in each run."""
-    for module in ("shard", "read.cold_reads", "maintenance.maintenance"):
+    for module in ("shard", "read.cold_reads", "maintenance.jobs"):
         monkeypatch.setattr(f"headrace.log.{module}.ThreadWorker", PostedWorker)
     monkeypatch.setattr(Broker, "_tick", lambda self: None)
     monkeypatch.setattr(Housekeeping, "run", _never)

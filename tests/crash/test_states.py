@@ -63,9 +63,9 @@ def test_the_explorer_finds_a_segment_whose_name_is_not_synced(monkeypatch: pyte
 
 
 def test_the_explorer_finds_a_recovery_that_trusts_the_page_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.log.recovery.new_files import FreshFiles
+    from headrace.log.recovery.new_files import NewFiles
 
-    monkeypatch.setattr(FreshFiles, "sync", lambda self: None)
+    monkeypatch.setattr(NewFiles, "sync", lambda self: None)
     assert _first_broken()
 
 
@@ -161,7 +161,7 @@ def test_the_model_goes_on_where_an_async_log_does_of_which_retention_left_nothi
     append()
     append()
     log.start_max = there.visible_end
-    world.shard.maintenance.delete_before(there, log.start_max)
+    world.shard.maintenance.starts.delete_before(there, log.start_max)
     world.settle()
     world.go_on_from(world.disk.power_cut(Random(1), "lost"), power_cut=True)
     append()

@@ -21,18 +21,18 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def archive(shard: Shard) -> None:
     log = shard.logs[1]
-    for segment in [s for s in log.segments if tiering.is_archivable(log, s)]:
+    for segment in [s for s in log.segments if tiering.is_archivable(s, log.durable_end)]:
         tiering.write_parquet(segment, tiering.parquet_path(shard.tier_root, segment) + UNFINISHED, shard.disk)
-        tiering.archive(shard, log, segment, fail)
+        shard.maintenance.archive(log, segment, fail)
         shard.pump()
 
 
 def restore(shard: Shard) -> None:
     log = shard.logs[1]
-    for segment in [s for s in log.segments if s.tier is not None]:
+    for segment in [s for s in log.segments if s.is_archived]:
         path = segment.path(".restored.tmp")
         tiering.write_segment(segment, path, shard.disk)
-        tiering.bring_back(shard, log, segment, path, fail)
+        shard.maintenance.restore(log, segment, path, fail)
         shard.pump()
 
 
@@ -48,9 +48,9 @@ def judge(disk: SimulatedDisk) -> None:
     assert values(shard) == EXPECTED
     folder = f"{shard.tier_root}/{log.tail.folder.rpartition('/')[2]}"
     found = set(disk.listdir(folder)) if disk.exists(folder) else set()
-    assert found == {s.data_path.rpartition("/")[2] for s in log.segments if s.tier is not None}
+    assert found == {s.data_path.rpartition("/")[2] for s in log.segments if s.is_archived}
     archive(shard)
-    assert values(shard) == EXPECTED and all(s.tier is not None for s in log.segments if s.is_sealed)
+    assert values(shard) == EXPECTED and all(s.is_archived for s in log.segments if s.is_sealed)
     shard.close()
     again = reopen(disk, spec())
     assert values(again) == EXPECTED

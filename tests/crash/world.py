@@ -12,7 +12,7 @@ from headrace.errors import BatchTooLarge, Conflict, CorruptLog, DiskFull, Headr
 from headrace.log.commit.round import Ticket
 from headrace.log.log import Log, LogSpec
 from headrace.log.maintenance.compaction import LatestByKey
-from headrace.log.maintenance.maintenance import Maintenance
+from headrace.log.maintenance.compactor import Compactor
 from headrace.log.maintenance.retention import Limits, new_start
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.log.shard import Shard
@@ -337,7 +337,7 @@ class World:
             elif not isinstance(ticket.error, DiskFull | LogClosed):
                 self.failed = ticket.error
 
-        self.shard.maintenance.delete_before(there, offset).add_callback(moved)
+        self.shard.maintenance.starts.delete_before(there, offset).add_callback(moved)
 
     def retain(self) -> None:
         """Retention by age and size, as housekeeping does it; it may only take what the limits say (L10)."""
@@ -349,7 +349,7 @@ class World:
         limit = new_start(there.segments, Limits.of(there.settings, ()), there.start_offset, there.visible_end, now_ms)
         self._judge_retention(log, limit, now_ms)
         log.start_max = max(log.start_max, limit)
-        ticket = self.shard.maintenance.apply_retention(there, now_ms)
+        ticket = self.shard.maintenance.starts.apply_retention(there, now_ms)
         if ticket is not None:
             ticket.add_callback(lambda t: None if t.error else setattr(log, "start", max(log.start, limit)))
 
@@ -378,15 +378,15 @@ class World:
 
     def _compact_in_passes(self) -> None:
         """Each of them sees what has come until it begins."""
-        maintenance = self.shard.maintenance
-        begin_pass = Maintenance._latest_by_key
+        compactor = self.shard.maintenance.compactor
+        begin_pass = Compactor._latest_by_key
 
         def begins(there: Log) -> LatestByKey:
             self.model.logs[there.id].compaction_begins(there.visible_end)
-            return begin_pass(maintenance, there)
+            return begin_pass(compactor, there)
 
-        maintenance.keys_max = 2
-        maintenance._latest_by_key = begins  # type: ignore[method-assign]
+        compactor.keys_max = 2
+        compactor._latest_by_key = begins  # type: ignore[method-assign]
 
     def truncate(self) -> None:
         """Cut a log back to a boundary between batches. Nothing else is under way on it meanwhile."""

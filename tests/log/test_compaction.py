@@ -1,4 +1,4 @@
-"""Key compaction in passes: what one may hold in memory is less than the log has keys."""
+"""Key compaction in passes, for logs with more keys than one pass holds in memory."""
 
 import errno
 import random
@@ -11,8 +11,9 @@ import pytest
 from headrace.errors import Conflict, LogClosed
 from headrace.log.disk.disk import RealDisk
 from headrace.log.log import Log
-from headrace.log.maintenance.compaction import Rewritten
 from headrace.log.read.external import aborted_ranges
+from headrace.log.segments.replacement import Rewritten
+from headrace.log.segments.source import LocalFile
 from headrace.log.settings import StreamSettings
 from headrace.log.shard import Shard
 from headrace.record import codec
@@ -25,9 +26,9 @@ DAY_MS = 24 * 3600 * 1000
 
 
 class Hasty(RealDisk):
-    """Nothing here crashes: thousands of small appends need not be waited for."""
+    """No crash is simulated here, so the thousands of small appends need no syncs."""
 
-    no_room_for: str | None = None  # how a name ends
+    no_room_for: str | None = None  # suffix of file names
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, readonly: bool = False) -> int:
         if create and self.no_room_for is not None and path.endswith(self.no_room_for):
@@ -41,7 +42,7 @@ class Hasty(RealDisk):
 class SmallPasses(Bench):
     def open(self, **options: Any) -> Shard:
         shard = super().open(**options)
-        shard.maintenance.keys_max = 10
+        shard.maintenance.compactor.keys_max = 10
         return shard
 
 
@@ -88,8 +89,8 @@ def sealed_keys(log: Log) -> list[bytes | None]:
     return [record.key for record in records(log) if record.offset < end]
 
 
-def test_keys_behind_those_that_one_pass_can_hold_are_compacted_too(bench: Bench) -> None:
-    """Every pass learnt from the first segment on: what lay behind so many keys was never looked at."""
+def test_keys_beyond_the_limit_of_one_pass_are_compacted_too(bench: Bench) -> None:
+    """Regression: every pass began with the first segment, so segments beyond the key limit were never compacted."""
     bench.open(stream=StreamSettings(segment_size=600))
     keyed(bench, lambda number: number, 40)
     keyed(bench, lambda number: 100 + number % 25, 100)
@@ -116,11 +117,11 @@ def test_a_shard_that_stops_does_not_wait_for_the_end_of_a_compaction(
     def read(*given: Any) -> Buffer:
         nonlocal reads
         reads += 1
-        files.is_ending = reads == last  # as Shard.join has it
-        return read_segment(*given)
+        files.is_ending = reads == last  # as Shard.join sets it
+        return really(*given)
 
-    read_segment = files.read_segment
-    monkeypatch.setattr(files, "read_segment", read)
+    really = LocalFile.read
+    monkeypatch.setattr(LocalFile, "read", read)
     with pytest.raises(LogClosed):
         compact(bench)
     assert reads == last and log.segments[-1] is segments[-1]
@@ -128,8 +129,8 @@ def test_a_shard_that_stops_does_not_wait_for_the_end_of_a_compaction(
     assert files.is_ending
 
 
-def test_what_was_compacted_is_not_learnt_again(bench: Bench) -> None:
-    """The next pass goes on where the last one ended, and a restart forgets where that was."""
+def test_a_pass_does_not_learn_compacted_segments_again(bench: Bench) -> None:
+    """The next pass begins where the last one ended; a restart forgets that position."""
     bench.open(stream=StreamSettings(segment_size=600))
     log = bench.shard.log(1)
     keyed(bench, lambda number: number % 30, 60)
@@ -149,7 +150,7 @@ def test_what_was_compacted_is_not_learnt_again(bench: Bench) -> None:
     bench.shard.close()
 
 
-def test_what_was_cut_off_and_written_again_is_compacted(bench: Bench) -> None:
+def test_records_rewritten_after_a_truncation_are_compacted(bench: Bench) -> None:
     bench.open(stream=StreamSettings(segment_size=600))
     log = bench.shard.log(1)
     keyed(bench, lambda number: number % 30, 60)
@@ -164,7 +165,7 @@ def test_what_was_cut_off_and_written_again_is_compacted(bench: Bench) -> None:
     bench.shard.close()
 
 
-def test_a_pass_that_ends_early_counts_for_nothing(bench: Bench) -> None:
+def test_an_interrupted_pass_does_not_advance_compaction(bench: Bench) -> None:
     bench.open(stream=StreamSettings(segment_size=600))
     log = bench.shard.log(1)
     keyed(bench, lambda number: number % 30, 60)
@@ -179,7 +180,7 @@ def test_a_pass_that_ends_early_counts_for_nothing(bench: Bench) -> None:
 
 
 def shown(log: Log, aborted: Sequence[tuple[int, int, int]]) -> set[int]:
-    """The offsets that a client of Kafka takes for committed, told of these transactions: marker, producer, first."""
+    """The offsets that a Kafka client considers committed, given the aborted transactions: marker, producer, first."""
     coming = sorted((first, producer) for _, producer, first in aborted)
     given_up: set[int] = set()
     offsets: set[int] = set()
@@ -194,8 +195,8 @@ def shown(log: Log, aborted: Sequence[tuple[int, int, int]]) -> set[int]:
 
 
 @pytest.mark.parametrize("suffix", [".seal.tmp", ".index", ".timeindex"])
-def test_what_finds_no_room_leaves_nothing(bench: Bench, suffix: str) -> None:
-    """A file as large as the segments stayed, on a disk that was full."""
+def test_a_compaction_that_finds_no_space_leaves_no_files(bench: Bench, suffix: str) -> None:
+    """Regression: a file as large as the segments stayed on a disk that was full."""
     disk = bench.disk
     assert isinstance(disk, Hasty)
     bench.open(stream=StreamSettings(segment_size=600))
@@ -210,7 +211,7 @@ def test_what_finds_no_room_leaves_nothing(bench: Bench, suffix: str) -> None:
 
 
 class Told:
-    """The aborted transactions that a broker tells of: marker, producer, first offset."""
+    """The aborted transactions that a broker lists: marker, producer, first offset."""
 
     def __init__(self, shard: Shard) -> None:
         self.known: list[tuple[int, int, int]] = []
@@ -223,18 +224,18 @@ class Told:
 
     def forget(self, log: Log, markers: Sequence[int]) -> None:
         self.known = [one for one in self.known if one[0] not in markers]
-        assert not shown(log, self.known) & self.given_up, "nothing of them was left"
+        assert not shown(log, self.known) & self.given_up, "a forgotten transaction must have no records"
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_is_written_between_passes_each_key_keeps_its_last_value(bench: Bench, seed: int) -> None:
-    """With transactions that are committed, given up or still open, tombstones, and somebody who needs what follows."""
+    """With committed, aborted and open transactions, tombstones, and pins."""
     rng = random.Random(seed)
     bench.open(stream=StreamSettings(segment_size=500, tombstone_retention_ms=DAY_MS))
     log = bench.shard.log(1)
     told = Told(bench.shard)
     now = bench.clock.now_ms()
-    seen: dict[bytes, tuple[int, bytes | None]] = {}  # the last of each key that counts
+    seen: dict[bytes, tuple[int, bytes | None]] = {}  # the last committed record of each key
     written_by: dict[int, int] = {}
     open_: dict[int, list[tuple[int, bytes, bytes | None]]] = {}
     for _ in range(150):
@@ -275,11 +276,11 @@ def test_whatever_is_written_between_passes_each_key_keeps_its_last_value(bench:
             undecided = {offset for rows in open_.values() for offset, _, _ in rows}
             left = [r for r in records(log) if r.offset not in told.given_up | undecided]
             found = {record.key: (record.offset, record.value) for record in left}
-            # A tombstone may be gone, and nothing else; what was removed by it does not come back.
+            # Only tombstones may be missing; the values that they deleted must not come back.
             for key, (offset, value) in seen.items():
                 assert found.get(key, (offset, None)) == (offset, value), key
             assert set(found) <= set(seen)
-            # Whoever reads what is committed only sees the same, by the markers that are left.
+            # A read_committed reader sees the same with the remaining markers.
             aborted = aborted_ranges(batches_of(log), log.stable_end)
             for record in left:
                 assert not any(
@@ -289,11 +290,11 @@ def test_whatever_is_written_between_passes_each_key_keeps_its_last_value(bench:
             assert shown(log, told.known) == {record.offset for record in left if record.offset < log.stable_end}
             until = log.compacted_until
             once = [record.key for record in records(log) if record.offset < until]
-            assert len(once) == len(set(once)), "a key is there twice before where compaction says it was"
+            assert len(once) == len(set(once)), "a key occurs twice before compacted_until"
     bench.shard.close()
 
 
-def test_a_transaction_of_more_keys_than_a_pass_holds_is_passed_all_the_same(bench: Bench) -> None:
+def test_a_transaction_with_more_keys_than_a_pass_holds_is_compacted(bench: Bench) -> None:
     bench.open(stream=StreamSettings(segment_size=600))
     log = bench.shard.log(1)
     for number in range(30):
@@ -309,7 +310,7 @@ def test_a_transaction_of_more_keys_than_a_pass_holds_is_passed_all_the_same(ben
 
 
 def transactions(bench: Bench, count: int, *, is_commit: bool) -> None:
-    """Each writes the same key, and ends."""
+    """Transactions that each write the same key and end."""
     now = bench.clock.now_ms()
     of_it: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
     for _ in range(count):
@@ -319,13 +320,13 @@ def transactions(bench: Bench, count: int, *, is_commit: bool) -> None:
 
 
 def markers(log: Log) -> list[int]:
-    """Of what is sealed."""
+    """The offsets of the markers in sealed segments."""
     end = log.segments[-1].base
     return [info.base_offset for _, info in batches_of(log) if info.is_control and info.base_offset < end]
 
 
 def later(bench: Bench) -> None:
-    """Every reader had the time to see what was there, and there is more to compact."""
+    """Let tombstone_retention pass, and append more to compact."""
     bench.clock.advance(DAY_MS // 1000 + 1)
     keyed(bench, lambda number: 0, 20)
     compact(bench)
@@ -335,30 +336,30 @@ IN_TIME = StreamSettings(segment_size=600, tombstone_retention_ms=DAY_MS)
 
 
 @pytest.mark.parametrize("is_commit", [True, False])
-def test_a_commit_of_which_nothing_is_left_is_forgotten_in_time_and_an_abort_only_by_those_who_know_of_it(
+def test_commit_markers_of_empty_transactions_expire_and_abort_markers_wait_for_the_registry(
     bench: Bench, is_commit: bool
 ) -> None:
-    """A log of a stream processor gets one with every commit, ten a second: they would be all that it holds."""
+    """A stream processor writes ten commit markers per second to a log: it would hold nothing else."""
     bench.open(stream=IN_TIME)
     log = bench.shard.log(1)
     transactions(bench, 30, is_commit=is_commit)
     compact(bench)
     young = sum(info.is_control for _, info in batches_of(log))
-    assert young == 30, "every reader is to have the time to see it"
+    assert young == 30, "every reader must have time to see them"
     later(bench)
-    assert len(markers(log)) > 1, "some were in the last segment, and compaction has seen them for the first time"
+    assert len(markers(log)) > 1, "compaction saw those of the last segment for the first time"
     later(bench)
     assert len(markers(log)) == (1 if is_commit else 30)
     if is_commit:
-        assert batches_of(log)[0][1].base_offset == markers(log)[0] - 1, "with what it is for"
+        assert batches_of(log)[0][1].base_offset == markers(log)[0] - 1, "a marker stays with its records"
     bench.shard.close()
 
 
-def test_the_marker_of_an_abort_goes_when_nothing_was_left_of_it_for_long_enough(bench: Bench) -> None:
+def test_an_abort_marker_is_dropped_tombstone_retention_after_its_records(bench: Bench) -> None:
     told: list[list[int]] = []
 
     def forget(log: Log, gone: Sequence[int]) -> None:
-        assert set(gone) <= set(markers(log)), "they are there until those who know of them have forgotten them"
+        assert set(gone) <= set(markers(log)), "markers stay until the registry has forgotten their transactions"
         told.append(list(gone))
 
     bench.open(stream=IN_TIME)
@@ -367,7 +368,7 @@ def test_the_marker_of_an_abort_goes_when_nothing_was_left_of_it_for_long_enough
     bench.clock.advance(2 * DAY_MS // 1000)
     compact(bench)
     [*sealed] = markers(bench.shard.log(1))
-    assert len(sealed) > 20 and not told, "who reads what this has replaced looks for them"
+    assert len(sealed) > 20 and not told, "readers of the replaced segments still need them"
     compact(bench)
     assert not told
     bench.kill()
@@ -379,7 +380,7 @@ def test_the_marker_of_an_abort_goes_when_nothing_was_left_of_it_for_long_enough
     bench.shard.close()
 
 
-def test_the_marker_of_an_abort_stays_with_a_record_that_has_no_key(bench: Bench) -> None:
+def test_an_abort_marker_stays_while_its_transaction_has_a_record_without_a_key(bench: Bench) -> None:
     bench.open(stream=IN_TIME)
     bench.shard.maintenance.aborts.forget = lambda _log, _gone: None
     of_it: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
@@ -392,9 +393,9 @@ def test_the_marker_of_an_abort_stays_with_a_record_that_has_no_key(bench: Bench
 
 
 @pytest.mark.parametrize("suffix", [".log.tmp", ".seal"])
-def test_a_compaction_whose_files_cannot_be_synced_is_given_up_and_stops_nobody(suffix: str) -> None:
-    """Nothing else depends on them. That of a seal was remembered as if it were a log's, and the next round, minutes
-    later perhaps, stopped the broker."""
+def test_a_compaction_whose_files_cannot_be_synced_fails_alone(suffix: str) -> None:
+    """Regression: the failed sync of a seal was remembered like that of a log's file, and the next round, perhaps
+    minutes later, stopped the broker."""
     disk = SimulatedDisk()
     bench = Bench("/data", disk)
     bench.open(stream=StreamSettings(segment_size=400, cleanup_policy="compact"))

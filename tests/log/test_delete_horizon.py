@@ -1,4 +1,4 @@
-"""How long a compacted log keeps a tombstone: from the compaction that has passed it, as in Kafka (KIP-534)."""
+"""How long a compacted log keeps a tombstone after the first compaction that covered it, as in Kafka (KIP-534)."""
 
 from array import array
 from pathlib import Path
@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.log.log import Log
-from headrace.log.maintenance.compaction import Deletes, Survivors, kept_of
-from headrace.log.maintenance.dirtiness import is_due_now
+from headrace.log.maintenance.compaction import Deletes, Survivors, is_due_now, kept_of
 from headrace.log.recovery.inspect import Inspector
 from headrace.log.settings import StreamSettings
 from headrace.record import codec
@@ -33,7 +32,7 @@ def append(bench: Bench, rows: list[Row], codec_name: str = "none") -> None:
 
 
 def seal(bench: Bench) -> None:
-    """Enough of another key."""
+    """Fill a segment with another key."""
     for _ in range(3):
         append(bench, [(b"filler", b"x" * 300, (), YEARS_AGO)])
 
@@ -55,10 +54,10 @@ def about(log: Log, key: bytes) -> list[Record]:
 
 @pytest.mark.parametrize("timestamp", [YEARS_AGO, YEARS_AHEAD, -1])
 @pytest.mark.parametrize("codec_name", ["none", "zstd"])
-def test_a_tombstone_can_be_seen_for_its_retention_whatever_time_it_says(
+def test_a_tombstone_stays_for_its_retention_whatever_its_timestamp(
     bench: Bench, timestamp: int, codec_name: str
 ) -> None:
-    """One of a mirror or of a backfill was gone with the first compaction; one from the future stayed for years."""
+    """Regression: a tombstone with an old timestamp was dropped at once; one from the future stayed for years."""
     bench.open(stream=STREAM)
     rows: list[Row] = [(b"k", b"x" * 50, (), 7), (b"k", None, (), timestamp), (b"other", b"v" * 50, (), 9)]
     append(bench, rows, codec_name)
@@ -67,7 +66,7 @@ def test_a_tombstone_can_be_seen_for_its_retention_whatever_time_it_says(
     _, tombstone, other = records(log)[:3]
     compact(bench)
     horizon_ms = bench.clock.now_ms() + RETENTION_MS
-    assert records(log)[:2] == [tombstone, other], "what it deletes is gone; offsets and times are as they were"
+    assert records(log)[:2] == [tombstone, other], "the deleted value is gone; offsets and timestamps are unchanged"
     assert first_batch(log).delete_horizon_ms == horizon_ms
     assert first_batch(log).max_timestamp == max(timestamp, 9)
     bench.kill()
@@ -86,7 +85,7 @@ def test_a_tombstone_can_be_seen_for_its_retention_whatever_time_it_says(
     inspector.close()
 
 
-def test_without_retention_a_tombstone_goes_with_the_compaction_after_the_one_that_passes_it(bench: Bench) -> None:
+def test_without_retention_the_second_compaction_drops_a_tombstone(bench: Bench) -> None:
     bench.open(stream=AT_ONCE)
     append(bench, [(b"k", b"v", (), YEARS_AGO), (b"k", None, (), YEARS_AGO)])
     seal(bench)
@@ -110,8 +109,8 @@ def test_tombstones_alone_are_no_reason_to_rewrite_a_log_again(bench: Bench) -> 
     bench.shard.close()
 
 
-def test_a_tombstone_that_compaction_has_not_passed_gets_no_horizon(bench: Bench) -> None:
-    """It would be over when the value goes, and both would go at once: who has read the value would never know."""
+def test_a_tombstone_beyond_the_compacted_part_gets_no_horizon(bench: Bench) -> None:
+    """It would have expired when the value is dropped, and a reader that has seen the value would miss the deletion."""
     bench.open(stream=AT_ONCE)
     append(bench, [(b"a", None, (), YEARS_AGO), (b"k", b"v", (), YEARS_AGO), (b"k", None, (), YEARS_AGO)])
     seal(bench)
@@ -137,7 +136,7 @@ def test_a_batch_without_tombstones_stays_as_it_is(bench: Bench) -> None:
     bench.shard.close()
 
 
-def test_somebody_elses_survivors_get_the_same_horizon_unless_tombstones_are_to_stay_as_they_are() -> None:
+def test_external_survivors_get_the_same_horizon_unless_tombstones_are_kept() -> None:
     batch = memoryview(bytes(codec.build([(b"a", None, (), 5), (b"b", b"v", (), 6)])))
     info, both = codec.scan(batch)[0], array("q", [0, 1])
 
@@ -154,7 +153,7 @@ def test_somebody_elses_survivors_get_the_same_horizon_unless_tombstones_are_to_
     assert codec.records(marked) == codec.records(batch) and info.delete_horizon_ms is None
 
 
-def test_a_horizon_lies_in_time_however_long_tombstones_are_to_stay() -> None:
+def test_a_very_long_retention_gives_a_valid_horizon() -> None:
     batch = codec.build([(b"a", None, (), -1)])
     horizon_ms = Deletes(YEARS_AGO, 2**63 - 1).horizon_for(codec.scan(batch)[0])
     made = codec.filter_batch(batch, codec.scan(batch)[0], [0], delete_horizon_ms=horizon_ms)

@@ -13,8 +13,8 @@ import pytest
 from headrace.errors import DiskFull
 from headrace.log.disk import paths
 from headrace.log.disk.disk import RealDisk, write_atomically
-from headrace.log.maintenance.compaction import Rewritten
-from headrace.log.maintenance.offline_rewrite import adopt, rewrite_file
+from headrace.log.maintenance.offline_rewrite import rewrite_file
+from headrace.log.segments.replacement import Rewritten, adopt
 from headrace.log.settings import StreamSettings
 from headrace.log.standby.change_feed import Changes
 from tests.crash.simdisk import Fault, SimulatedDisk

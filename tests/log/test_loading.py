@@ -1,4 +1,4 @@
-"""Reads that are not in memory: never waited for on the owner thread, and right when they come."""
+"""Cold reads: the owner thread never waits for them, and they return the right records."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ ROLLING = StreamSettings(segment_size=3000, index_interval=100)
 
 
 class ColdDisk(RealDisk):
-    """Nothing is in the page cache until somebody has waited for it. Counts what was read."""
+    """A disk where nothing is in the page cache before it was loaded. Counts reads."""
 
     def __init__(self) -> None:
         self.warm: set[tuple[str, int]] = set()
@@ -73,7 +73,7 @@ def filled(bench: Bench, disk: ColdDisk, count: int = 40) -> Log:
 
 
 def eventually(bench: Bench, log: Log, offset: int) -> bytes | None:
-    """As a listener does it: read, and where that waits, let others have their turn."""
+    """Read like a listener: after ReadWaits let the event loop run, then retry."""
     for _ in range(10):
         try:
             chunk = log.read_now(offset, 1)
@@ -97,13 +97,13 @@ def test_a_read_that_is_not_in_memory_does_not_touch_the_disk(bench: Bench, disk
     bench.shard.close()
 
 
-def test_every_cold_read_gives_what_a_warm_one_gives(bench: Bench, disk: ColdDisk) -> None:
+def test_cold_reads_return_the_same_as_warm_reads(bench: Bench, disk: ColdDisk) -> None:
     log = filled(bench, disk)
     assert [eventually(bench, log, offset) for offset in range(40)] == [b"%02d" % i * 100 for i in range(40)]
     bench.shard.close()
 
 
-def test_who_may_wait_reads_and_waits(bench: Bench, disk: ColdDisk) -> None:
+def test_blocking_reads_wait_for_the_disk(bench: Bench, disk: ColdDisk) -> None:
     log = filled(bench, disk)
     assert [record.offset for record in records(log)] == list(range(40))
     assert log.offset_for_timestamp(0) == (0, 1000)
@@ -114,7 +114,7 @@ def timed(*times_ms: int, size: int) -> bytearray:
     return codec.build([(None, bytes(size), (), time_ms) for time_ms in times_ms], codec=ZSTD)
 
 
-def test_a_look_by_time_does_not_unfold_much_on_the_owner_thread(bench: Bench) -> None:
+def test_a_search_by_time_decompresses_large_batches_on_another_thread(bench: Bench) -> None:
     bench.open()
     log = bench.shard.log(1)
     for data in (timed(10, 11, size=100), timed(20, 30, size=2 << 20), timed(40, size=2 << 20)):
@@ -127,12 +127,12 @@ def test_a_look_by_time_does_not_unfold_much_on_the_owner_thread(bench: Bench) -
         cold.value.then(lambda: None)
         bench.shard.pump()
         assert log.offset_for_timestamp_now(when) == found
-    assert log.offset_for_timestamp(30) == (3, 30), "who may wait does"
+    assert log.offset_for_timestamp(30) == (3, 30), "a blocking search waits"
     bench.shard.close()
 
 
-def test_a_look_by_time_that_unfolds_several_batches_comes_to_an_end(bench: Bench) -> None:
-    """What the time is in was cut off the first one, whose header still says it: every retry comes by it."""
+def test_a_search_by_time_that_decompresses_several_batches_ends(bench: Bench) -> None:
+    """The first batch has lost the matching record, but its header still covers the time: every retry meets it."""
     bench.open()
     log = bench.shard.log(1)
     for data in (timed(90, 10, size=2 << 20), timed(80, size=2 << 20)):
@@ -143,8 +143,8 @@ def test_a_look_by_time_that_unfolds_several_batches_comes_to_an_end(bench: Benc
     bench.shard.close()
 
 
-def test_what_a_look_by_time_waited_for_is_checked_when_its_turn_comes(bench: Bench) -> None:
-    """It is read again then, and may have been thrown out of memory since it was checked."""
+def test_a_queued_search_by_time_checks_its_batch_when_it_runs(bench: Bench) -> None:
+    """The batch is read again then, and may have been evicted since it was checked."""
     bench.open()
     log = bench.shard.log(1)
     for data in (timed(10, size=100), timed(20, 30, size=2 << 20), timed(40, size=100)):
@@ -167,14 +167,14 @@ def test_what_a_look_by_time_waited_for_is_checked_when_its_turn_comes(bench: Be
     bench.shard.close()
 
 
-def test_a_look_by_time_goes_on_where_what_it_waited_for_was_deleted(bench: Bench) -> None:
+def test_a_search_by_time_continues_when_its_batch_is_deleted_meanwhile(bench: Bench) -> None:
     log = bench.open(stream=StreamSettings(segment_size=1000)).log(1)
     for at in (20, 30, 40):
         log.append(codec.build([(None, os.urandom(1000) + bytes(2 << 20), (), at)], codec=ZSTD))
         bench.shard.pump()
     with pytest.raises(ReadWaits) as cold:
         log.offset_for_timestamp_now(15)
-    bench.shard.maintenance.delete_before(log, 2)
+    bench.shard.maintenance.starts.delete_before(log, 2)
     bench.shard.pump()
     assert not os.path.exists(f"{log.tail.segments[0].folder}/{0:020d}.log")
     cold.value.then(lambda: None)
@@ -193,7 +193,7 @@ def eventually_at(bench: Bench, log: Log, when: int) -> tuple[int, int] | None:
     raise AssertionError("the look never came to an end")
 
 
-def test_what_is_thrown_out_of_memory_before_the_retry_is_read_all_the_same(bench: Bench, disk: ColdDisk) -> None:
+def test_bytes_evicted_before_the_retry_are_read_again(bench: Bench, disk: ColdDisk) -> None:
     log = filled(bench, disk)
     disk.is_short_of_memory = True
     assert eventually(bench, log, 30) == b"30" * 100
@@ -201,7 +201,7 @@ def test_what_is_thrown_out_of_memory_before_the_retry_is_read_all_the_same(benc
 
 
 def damage(log: Log, offset: int, data: bytes) -> None:
-    """Where the record with this offset is, behind everybody's back."""
+    """The file position of a record, found without the log."""
     for segment in log.tail.segments:
         with open(segment.path(), "r+b") as file:
             at = file.read().find(data)
@@ -211,7 +211,7 @@ def damage(log: Log, offset: int, data: bytes) -> None:
                 file.write(b"?")
 
 
-def test_what_was_sound_and_comes_from_the_disk_again_is_checked_again(bench: Bench, disk: ColdDisk) -> None:
+def test_bytes_read_from_the_disk_again_are_verified_again(bench: Bench, disk: ColdDisk) -> None:
     log = filled(bench, disk)
     assert eventually(bench, log, 3) == b"03" * 100
     damage(log, 3, b"03" * 100)
@@ -222,8 +222,8 @@ def test_what_was_sound_and_comes_from_the_disk_again_is_checked_again(bench: Be
     bench.shard.close()
 
 
-def test_what_came_back_to_memory_with_something_else_is_checked_again(bench: Bench, disk: ColdDisk) -> None:
-    """The system reads ahead: nobody has to wait for what it brought along."""
+def test_bytes_that_read_ahead_brought_back_are_verified_again(bench: Bench, disk: ColdDisk) -> None:
+    """The kernel reads ahead, so bytes can come back into memory without a cold read."""
     log = filled(bench, disk)
     damage(log, 3, b"03" * 100)
     assert eventually(bench, log, 2) == b"02" * 100
@@ -233,7 +233,7 @@ def test_what_came_back_to_memory_with_something_else_is_checked_again(bench: Be
     bench.shard.close()
 
 
-def test_what_may_have_come_from_the_disk_is_always_checked(
+def test_bytes_that_may_come_from_the_disk_are_always_verified(
     bench: Bench, disk: ColdDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unknown(*_: object) -> bytes:
@@ -249,7 +249,7 @@ def test_what_may_have_come_from_the_disk_is_always_checked(
     bench.shard.close()
 
 
-def test_two_that_wait_for_the_same_are_served_by_one_read(bench: Bench, disk: ColdDisk) -> None:
+def test_two_waiters_for_the_same_bytes_share_one_load(bench: Bench, disk: ColdDisk) -> None:
     log = filled(bench, disk)
     log.read(3, 1)  # the index is in memory now
     disk.warm.clear()
@@ -264,7 +264,7 @@ def test_two_that_wait_for_the_same_are_served_by_one_read(bench: Bench, disk: C
     bench.shard.close()
 
 
-def test_a_disk_that_cannot_be_read_is_said_by_the_retry(bench: Bench, disk: ColdDisk) -> None:
+def test_the_retry_reports_a_disk_that_cannot_be_read(bench: Bench, disk: ColdDisk) -> None:
     log = filled(bench, disk)
     disk.error = OSError(errno.EIO, "broken")
     with pytest.raises(StorageError, match="broken"):
@@ -272,13 +272,13 @@ def test_a_disk_that_cannot_be_read_is_said_by_the_retry(bench: Bench, disk: Col
     bench.shard.kill() if hasattr(bench.shard, "kill") else bench.shard.join()
 
 
-def test_what_retention_took_while_it_was_loaded_is_out_of_range(bench: Bench, disk: ColdDisk) -> None:
+def test_records_removed_by_retention_during_the_load_are_out_of_range(bench: Bench, disk: ColdDisk) -> None:
     log = filled(bench, disk)
     with pytest.raises(ReadWaits) as caught:
         log.read_now(0, 1)
-    bench.shard.maintenance.delete_before(log, 30)
+    bench.shard.maintenance.starts.delete_before(log, 30)
     bench.shard.pump()
-    caught.value.then(lambda: None)  # its file is gone by now
+    caught.value.then(lambda: None)  # the file is gone by now
     bench.shard.pump()
     with pytest.raises(OffsetOutOfRange):
         log.read_now(0, 1)
@@ -286,7 +286,7 @@ def test_what_retention_took_while_it_was_loaded_is_out_of_range(bench: Bench, d
     bench.shard.close()
 
 
-def test_a_missing_index_is_made_again_off_the_owner_thread(bench: Bench, disk: ColdDisk) -> None:
+def test_a_missing_index_is_rebuilt_off_the_owner_thread(bench: Bench, disk: ColdDisk) -> None:
     filled(bench, disk)
     bench.shard.close()
     disk.is_cold = False
@@ -304,10 +304,10 @@ def test_a_missing_index_is_made_again_off_the_owner_thread(bench: Bench, disk: 
 
 
 @pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EMFILE])
-def test_without_room_or_a_descriptor_for_a_missing_index_its_segment_is_read_all_the_same(
+def test_a_segment_is_readable_when_its_missing_index_cannot_be_written(
     bench: Bench, disk: ColdDisk, monkeypatch: pytest.MonkeyPatch, reason: int
 ) -> None:
-    """Indexes are not synced, so a power cut may take some, and a full disk has to be read to be made less full."""
+    """Indexes are not synced and may be lost in a power cut; a full disk must be readable to free space."""
     filled(bench, disk)
     bench.shard.close()
     disk.is_cold = False
@@ -327,8 +327,8 @@ def test_without_room_or_a_descriptor_for_a_missing_index_its_segment_is_read_al
     bench.shard.close()
 
 
-def test_an_index_read_while_its_segment_grew_is_read_again_once_that_is_sealed(bench: Bench, disk: ColdDisk) -> None:
-    """Or every look into the segment would be a walk from the last entry that the early copy had."""
+def test_an_index_cached_while_its_segment_grew_is_reloaded_after_the_seal(bench: Bench, disk: ColdDisk) -> None:
+    """Otherwise every lookup would walk from the last entry of the early copy."""
     stream = StreamSettings(segment_size=600_000, index_interval=1000)
     log = bench.open(stream=stream).log(1)
     bench.append(1, [b"x" * 500])
@@ -345,7 +345,7 @@ def test_an_index_read_while_its_segment_grew_is_read_again_once_that_is_sealed(
     bench.shard.close()
 
 
-def test_a_stop_waits_for_reads_that_have_begun_and_for_no_others() -> None:
+def test_closing_waits_only_for_loads_that_have_started() -> None:
     begun, go_on = threading.Semaphore(0), threading.Event()
     done: list[int] = []
 
@@ -368,8 +368,8 @@ def test_a_stop_waits_for_reads_that_have_begun_and_for_no_others() -> None:
     assert not closing.is_alive() and sorted(done) == list(range(THREADS))
 
 
-def test_a_first_read_that_meets_the_stop_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read and stop come from different threads: the stop saw no threads, and those made then were ended by nobody."""
+def test_a_first_load_during_close_leaves_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: close, on another thread, saw no threads yet, and those started right after it were never stopped."""
     loader = Loader(lambda told: told())
     made: list[ThreadWorker] = []
 
@@ -387,7 +387,7 @@ def test_a_first_read_that_meets_the_stop_leaves_no_thread_behind(monkeypatch: p
 
 
 def test_batches_of_the_kernel_are_whole(tmp_path: object) -> None:
-    """The kernel's own read: what is there, a short read at the end of the file, an error for what is no file."""
+    """The compiled pread: bytes, a short read at the end of the file, an error for a closed descriptor."""
     disk = RealDisk()
     path = f"{tmp_path}/file"
     file = disk.open(path, create=True)
@@ -401,7 +401,7 @@ def test_batches_of_the_kernel_are_whole(tmp_path: object) -> None:
         disk.pread_cached(file, 1, 0)
 
 
-def test_whoever_met_damage_finds_where_reading_goes_on(bench: Bench, disk: ColdDisk) -> None:
+def test_a_reader_that_meets_damage_finds_the_next_readable_offset(bench: Bench, disk: ColdDisk) -> None:
     log = filled(bench, disk)
     segments = log.tail.segments
     last_of_first = segments[0].next_offset - 1

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.errors import LogClosed, OffsetOutOfRange, Overloaded, StorageFailed
 from headrace.log.commit.journal import JournalFull
-from headrace.log.maintenance.maintenance import runs_of
+from headrace.log.maintenance.compactor import runs_of
 from headrace.log.maintenance.retention import Limits, new_start
 from headrace.log.read.leases import Key, Leases
 from headrace.log.recovery.inspect import Inspector
@@ -42,7 +42,9 @@ THREE = [segment(0, 10, 100, 1000), segment(10, 20, 100, 2000), segment(20, 30, 
         (Limits(500, -1, 0), 9000, 0),
     ],
 )
-def test_whole_segments_go_oldest_first_and_never_one_that_is_pinned(limits: Limits, now_ms: int, start: int) -> None:
+def test_retention_drops_whole_segments_oldest_first_and_never_a_pinned_one(
+    limits: Limits, now_ms: int, start: int
+) -> None:
     assert new_start(THREE, limits, 0, 30, now_ms) == start
 
 
@@ -55,7 +57,7 @@ def test_retention_by_size_removes_files_and_survives_a_restart(bench: Bench) ->
     stream = StreamSettings(segment_size=1000, retention_bytes=2000)
     shard = bench.open(stream=stream)
     fill(bench)
-    shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
+    shard.maintenance.starts.apply_retention(shard.log(1), bench.clock.now_ms())
     shard.pump()
     start = shard.log(1).start_offset
     assert start > 0 and shard.log(1).size_bytes <= 3000
@@ -68,11 +70,11 @@ def test_retention_by_size_removes_files_and_survives_a_restart(bench: Bench) ->
     shard.close()
 
 
-def test_retention_by_age_takes_even_the_last_segment_and_keeps_counting(bench: Bench) -> None:
+def test_retention_by_age_drops_even_the_last_segment_and_keeps_the_next_offset(bench: Bench) -> None:
     stream = StreamSettings(segment_size=1000, retention_ms=1000)
     shard = bench.open(stream=stream)
     fill(bench)
-    shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
+    shard.maintenance.starts.apply_retention(shard.log(1), bench.clock.now_ms())
     shard.pump()
     assert (shard.log(1).start_offset, shard.log(1).visible_end) == (30, 30)
     shard.close()
@@ -82,8 +84,8 @@ def test_retention_by_age_takes_even_the_last_segment_and_keeps_counting(bench: 
     shard.close()
 
 
-def test_records_that_came_without_a_time_are_as_old_as_their_file(bench: Bench) -> None:
-    """They were older than any retention: what a client without a clock had confirmed was gone minutes later."""
+def test_records_without_a_timestamp_are_as_old_as_their_file(bench: Bench) -> None:
+    """Regression: they counted as older than any retention, and were deleted minutes after they were confirmed."""
     shard = bench.open(stream=StreamSettings(segment_size=200, retention_ms=7 * DAY_MS))
     log, now_ms = shard.log(1), bench.clock.now_ms()
     for _ in range(3):
@@ -92,20 +94,20 @@ def test_records_that_came_without_a_time_are_as_old_as_their_file(bench: Bench)
     for age_days, segment in zip((8, 6, 8), log.segments, strict=True):
         assert segment.max_timestamp == -1
         os.utime(segment.path(), ns=(0, (now_ms - age_days * DAY_MS) * 1_000_000))
-    shard.maintenance.apply_retention(log, now_ms)
+    shard.maintenance.starts.apply_retention(log, now_ms)
     shard.pump()
     assert log.start_offset == 1
     shard.close()
 
 
-def test_a_segment_grows_old_however_often_the_broker_is_started(bench: Bench) -> None:
+def test_a_segment_ages_however_often_the_broker_is_restarted(bench: Bench) -> None:
     stream = StreamSettings(segment_age_ms=7 * DAY_MS, retention_ms=7 * DAY_MS)
     for day in range(16):
         shard = bench.open(stream=stream)
         ticket = shard.log(1).append(batch([b"day %d" % day], timestamp=bench.clock.now_ms()))
         shard.pump()
         assert ticket.error is None
-        shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
+        shard.maintenance.starts.apply_retention(shard.log(1), bench.clock.now_ms())
         shard.close()
         bench.clock.advance(DAY_MS / 1000)
     shard = bench.open(stream=stream)
@@ -115,7 +117,7 @@ def test_a_segment_grows_old_however_often_the_broker_is_started(bench: Bench) -
 
 
 @pytest.mark.parametrize("first_ms", [-1, 0, 10**15])
-def test_a_segment_whose_first_time_says_nothing_is_as_old_as_the_start(bench: Bench, first_ms: int) -> None:
+def test_a_segment_without_a_usable_first_timestamp_ages_from_the_start(bench: Bench, first_ms: int) -> None:
     shard = bench.open()
     shard.log(1).append(batch([b"first"], timestamp=first_ms))
     shard.close()
@@ -129,12 +131,12 @@ def test_l10_a_pin_holds_retention_back(bench: Bench) -> None:
     shard = bench.open(stream=StreamSettings(segment_size=1000, retention_bytes=0))
     fill(bench)
     shard.log(1).set_retention_hold("job", 12)
-    shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
+    shard.maintenance.starts.apply_retention(shard.log(1), bench.clock.now_ms())
     shard.pump()
     assert shard.log(1).start_offset <= 12
     assert shard.log(1).read(12).data
     shard.log(1).set_retention_hold("job", None)
-    shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
+    shard.maintenance.starts.apply_retention(shard.log(1), bench.clock.now_ms())
     shard.pump()
     assert shard.log(1).start_offset > 12
     shard.close()
@@ -147,7 +149,7 @@ def test_a_leased_segment_keeps_its_file_until_it_is_released(bench: Bench) -> N
     assert first.state == "sealed"
     key = (1, first.base, first.generation)
     holder = shard.maintenance.leases.take({key: first}, bench.clock.now_ms() + 60_000)
-    shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
+    shard.maintenance.starts.apply_retention(shard.log(1), bench.clock.now_ms())
     shard.pump()
     assert shard.log(1).start_offset > 0 and Path(first.path()).exists()
     assert first.state == "retired" and shard.log(1).segments[-1].state == "active"
@@ -158,9 +160,9 @@ def test_a_leased_segment_keeps_its_file_until_it_is_released(bench: Bench) -> N
     shard.close()
 
 
-def test_nobody_waits_for_a_confirm_while_files_are_removed(bench: Bench) -> None:
-    """To remove a file of 256 MB takes a tenth of a second: a topic of a hundred gigabytes stopped all others for half
-    a minute."""
+def test_confirms_do_not_wait_for_the_removal_of_files(bench: Bench) -> None:
+    """Regression: removing 256 MB takes a tenth of a second, so a topic of a hundred gigabytes stopped all others for
+    half a minute."""
     shard = bench.open(1, 2, 3, stream=StreamSettings(segment_size=1000, retention_bytes=0))
     fill(bench)
     doomed = Path(shard.log(1).tail.folder + ".deleted")
@@ -168,7 +170,7 @@ def test_nobody_waits_for_a_confirm_while_files_are_removed(bench: Bench) -> Non
         bench.append(3, [b"%02d" % number * 50])
     first = shard.log(3).segments[0]
     shard.delete_log(1)
-    shard.maintenance.apply_retention(shard.log(3), bench.clock.now_ms())
+    shard.maintenance.starts.apply_retention(shard.log(3), bench.clock.now_ms())
     ticket = shard.log(2).append(batch([b"confirmed"]))
     lane, _keeper = shard._inline
     while shard._deferred or lane.pump():
@@ -181,23 +183,20 @@ def test_nobody_waits_for_a_confirm_while_files_are_removed(bench: Bench) -> Non
     shard.close()
 
 
-def test_segments_that_go_together_are_not_compared_with_each_other(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A log with a hundred thousand of them, of which a shorter retention takes most, would stop the broker for as
-    long as billions of comparisons take."""
+def test_retiring_many_segments_takes_linear_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shorter retention may drop most of a hundred thousand segments: comparing each pair would stop the broker."""
     shard = bench.open(stream=StreamSettings(segment_size=100, retention_bytes=0))
     fill(bench)
     compared = []
     monkeypatch.setattr(Segment, "__eq__", lambda one, other: compared.append(one) or one is other)
-    shard.maintenance.apply_retention(shard.log(1), bench.clock.now_ms())
+    shard.maintenance.starts.apply_retention(shard.log(1), bench.clock.now_ms())
     shard.pump()
     assert shard.log(1).start_offset == 30 and not compared
     shard.close()
 
 
-def test_what_a_holder_leases_next_replaces_what_it_had() -> None:
-    """A stream that plans batch after batch for ever must not keep an hour of files that it has read."""
+def test_a_new_lease_of_a_holder_replaces_its_previous_one() -> None:
+    """A stream that plans batch after batch must not keep an hour of files that it has already read."""
     leases = Leases()
     one, two, three = (1, 0, 0), (1, 100, 0), (1, 200, 0)
     segments = {key: Segment("logs", key[1], key[2]) for key in (one, two, three)}
@@ -211,16 +210,16 @@ def test_what_a_holder_leases_next_replaces_what_it_had() -> None:
     assert leases.held(0) == {one, two}
     assert leases.segment(one, 999) is segments[one] and leases.segment(one, 1000) is None
     leases.take(some(three), 1100, "stream")
-    assert leases.held(0) == {two, three}, "others hold the second one still"
+    assert leases.held(0) == {two, three}, "another holder has leased the second one"
     assert leases.held(600) == {two, three} and leases.held(800) == {three}
     leases.take({}, 2000, "stream")
-    assert leases.held(800) == set(), "to ask for nothing is to give back"
+    assert leases.held(800) == set(), "an empty lease gives everything back"
     leases.take(some(one), 1000, "stream")
-    assert leases.held(1000) == set(), "its time is over"
+    assert leases.held(1000) == set(), "the lease has expired"
 
 
 @pytest.mark.parametrize("offset", [0, 1, 7, 8, 29, 30])
-def test_truncation_forgets_from_the_offset_on_and_lasts(bench: Bench, offset: int) -> None:
+def test_truncation_drops_records_from_the_offset_on_durably(bench: Bench, offset: int) -> None:
     shard = bench.open(stream=ROLLING)
     for i in range(0, 30, 3):
         bench.append(1, [b"%02d" % n * 50 for n in (i, i + 1, i + 2)])  # so that most offsets lie inside a batch
@@ -259,7 +258,7 @@ def test_compaction_keeps_the_last_value_of_each_key_at_its_offset(bench: Bench)
     bench.shard.close()
 
 
-def test_a_reader_in_the_middle_of_a_compacted_segment_goes_on(bench: Bench) -> None:
+def test_a_reader_inside_a_segment_continues_after_its_compaction(bench: Bench) -> None:
     shard = bench.open(stream=StreamSettings(segment_size=2000))
     log = shard.log(1)
     for i in range(40):
@@ -287,8 +286,8 @@ def test_a_deleted_log_leaves_no_file_and_its_appends_are_refused(bench: Bench) 
     shard.close()
 
 
-def test_verify_finds_a_flip_that_no_batch_checksum_covers(bench: Bench) -> None:
-    """Base offsets lie outside the batch's CRC: only the seal knows them."""
+def test_verify_finds_a_flipped_bit_that_no_batch_checksum_covers(bench: Bench) -> None:
+    """The CRC of a batch does not cover its base offset; only the seal does."""
     bench.open(stream=ROLLING)
     fill(bench)
     bench.shard.close()
@@ -305,7 +304,7 @@ def test_verify_finds_a_flip_that_no_batch_checksum_covers(bench: Bench) -> None
     inspector.close()
 
 
-def test_reindex_makes_the_indexes_again(bench: Bench) -> None:
+def test_reindex_rebuilds_the_indexes(bench: Bench) -> None:
     bench.open(stream=StreamSettings(segment_size=50_000, index_interval=4096))
     for i in range(100):
         bench.append(1, [b"%02d" % i * 700])
@@ -320,7 +319,7 @@ def test_reindex_makes_the_indexes_again(bench: Bench) -> None:
     inspector.close()
 
 
-def test_what_was_staged_for_a_deleted_log_is_refused_and_hurts_nobody_else(bench: Bench) -> None:
+def test_appends_staged_for_a_deleted_log_fail_alone(bench: Bench) -> None:
     shard = bench.open(1, 2)
     fill(bench, 1)
     doomed = shard.log(1).append(batch([b"too late"]))
@@ -337,7 +336,7 @@ def test_what_was_staged_for_a_deleted_log_is_refused_and_hurts_nobody_else(benc
 
 
 def test_compaction_never_makes_a_segment_larger_than_a_full_one() -> None:
-    """Positions in an index have 32 bits: all sealed segments in one would overflow them."""
+    """Positions in an index have 32 bits, and one segment with all records would overflow them."""
     sizes = [40, 50, 20, 100, 130, 10]
     runs = runs_of([segment(i, i + 1, size, 0) for i, size in enumerate(sizes)], 100)
     assert [[s.size for s in run] for run in runs] == [[40, 50], [20], [100], [130], [10]]
@@ -345,7 +344,7 @@ def test_compaction_never_makes_a_segment_larger_than_a_full_one() -> None:
 
 @pytest.fixture
 def stuck() -> Bench:
-    """A disk without any room, more of a log than it should keep, and a round that is only in the journal."""
+    """A full disk, a log that exceeds its retention, and a round that is only in the journal."""
     disk = SimulatedDisk()
     bench = Bench("/data", disk)
     bench.open(stream=StreamSettings(segment_size=3000, retention_bytes=4000, retention_ms=-1))
@@ -360,10 +359,10 @@ def stuck() -> Bench:
     return bench
 
 
-def test_retention_makes_the_room_that_a_round_waits_for(stuck: Bench) -> None:
-    """It waited behind the round, and the round for it."""
+def test_retention_frees_the_space_that_a_round_waits_for(stuck: Bench) -> None:
+    """Regression: retention waited for the round, and the round for retention."""
     log = stuck.shard.log(1)
-    ticket = stuck.shard.maintenance.apply_retention(log, stuck.clock.now_ms())
+    ticket = stuck.shard.maintenance.starts.apply_retention(log, stuck.clock.now_ms())
     assert ticket is not None
     stuck.shard.tick()
     stuck.shard.pump()
@@ -374,9 +373,9 @@ def test_retention_makes_the_room_that_a_round_waits_for(stuck: Bench) -> None:
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_a_start_that_passed_a_round_without_room_is_found_with_it(stuck: Bench, checkpointed: bool) -> None:
+def test_a_start_offset_that_overtook_a_stuck_round_survives(stuck: Bench, checkpointed: bool) -> None:
     log = stuck.shard.log(1)
-    stuck.shard.maintenance.apply_retention(log, stuck.clock.now_ms())
+    stuck.shard.maintenance.starts.apply_retention(log, stuck.clock.now_ms())
     stuck.shard.tick()
     stuck.shard.pump()
     if checkpointed:
@@ -393,8 +392,8 @@ def test_a_start_that_passed_a_round_without_room_is_found_with_it(stuck: Bench,
     assert log.damage is None and log.start_offset == start and values(log) == [*expected, b"late" * 200]
 
 
-def test_more_starts_than_an_entry_holds_pass_a_round_one_part_after_the_other(stuck: Bench) -> None:
-    """All at once were more than a file of the journal takes, and that was taken for a failure of the disk."""
+def test_more_start_offsets_than_fit_one_entry_overtake_a_round_in_parts(stuck: Bench) -> None:
+    """Regression: all at once exceeded a journal file, which was taken for a disk failure."""
     shard, log = stuck.shard, stuck.shard.log(1)
     tickets = [shard.maintenance.starts._move(log, 9) for _ in range(3000)]
     shard.tick()
@@ -410,7 +409,7 @@ def test_more_starts_than_an_entry_holds_pass_a_round_one_part_after_the_other(s
 
 @pytest.fixture
 def unpassable(stuck: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """And the journal has no room for what would pass the round."""
+    """In addition, the journal has no space for changes that would overtake the round."""
 
     def refuse(_changes: object) -> None:
         raise JournalFull
@@ -419,12 +418,12 @@ def unpassable(stuck: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return stuck
 
 
-def test_a_start_that_cannot_pass_is_staged_once_however_often_it_is_asked_for(unpassable: Bench) -> None:
-    """As housekeeping does, every time, for as long as the disk is full."""
+def test_a_start_offset_that_cannot_overtake_is_staged_once(unpassable: Bench) -> None:
+    """Housekeeping repeats the request as long as the disk is full."""
     shard, log = unpassable.shard, unpassable.shard.log(1)
     tickets = set()
     for _ in range(3):
-        tickets.add(shard.maintenance.apply_retention(log, unpassable.clock.now_ms()))
+        tickets.add(shard.maintenance.starts.apply_retention(log, unpassable.clock.now_ms()))
         shard.tick()
         shard.pump()
     assert len(shard.staging.pending) == 1
@@ -435,8 +434,8 @@ def test_a_start_that_cannot_pass_is_staged_once_however_often_it_is_asked_for(u
     assert ticket is not None and ticket.done and ticket.error is None and log.start_offset > 0
 
 
-def test_start_moves_that_cannot_pass_a_stuck_round_fail_when_the_broker_stops(unpassable: Bench) -> None:
-    """It was neither of the round nor behind it just then."""
+def test_a_change_that_cannot_overtake_a_round_fails_when_the_broker_stops(unpassable: Bench) -> None:
+    """Regression: at that moment it was neither part of the round nor queued behind it."""
     shard = unpassable.shard
     ticket = shard.maintenance.starts.retire_before(shard.log(1), 9)
     shard.tick()
@@ -445,8 +444,8 @@ def test_start_moves_that_cannot_pass_a_stuck_round_fail_when_the_broker_stops(u
     assert ticket.done and isinstance(ticket.error, StorageFailed)
 
 
-def test_a_start_that_could_not_pass_a_round_is_stored_behind_it(unpassable: Bench) -> None:
-    """The round may have its room by then, and nobody else come to begin another."""
+def test_a_start_offset_that_could_not_overtake_a_round_is_stored_after_it(unpassable: Bench) -> None:
+    """The round may have finished by then, with no other change to begin a new one."""
     shard = unpassable.shard
     ticket = shard.maintenance.starts.retire_before(shard.log(1), 9)
     shard.disk.capacity = 1 << 50
@@ -455,8 +454,8 @@ def test_a_start_that_could_not_pass_a_round_is_stored_behind_it(unpassable: Ben
     assert ticket.done and ticket.error is None and shard.scheduler.is_idle
 
 
-def test_a_start_that_could_not_pass_a_round_comes_before_one_for_a_pin(unpassable: Bench) -> None:
-    """It was stored last, and took what the pin needs."""
+def test_a_start_offset_that_could_not_overtake_is_stored_before_one_for_a_pin(unpassable: Bench) -> None:
+    """Regression: it was stored last, and dropped records that the pin needs."""
     shard, log = unpassable.shard, unpassable.shard.log(1)
     shard.maintenance.starts.retire_before(log, 9)
     shard.disk.capacity = 1 << 50

@@ -1,4 +1,4 @@
-"""Memory logs: what does not fit goes to files nobody syncs, and reads the same from there."""
+"""Memory logs: batches beyond the limit are spilled to unsynced files and read back unchanged."""
 
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(folder.glob("spill/*"))
 
 
-def test_a_log_keeps_little_in_memory_and_gives_back_everything(tmp_path: Path) -> None:
+def test_a_large_log_keeps_little_in_memory_and_returns_everything(tmp_path: Path) -> None:
     log, spill = make(tmp_path)
     for number in range(1000):
         log.append(batch(number, 32 * KB))
@@ -70,7 +70,7 @@ def test_a_small_log_touches_no_disk(tmp_path: Path) -> None:
     assert list(spill.large) == []
 
 
-def test_files_go_when_what_is_in_them_has_been_read(tmp_path: Path) -> None:
+def test_a_spill_file_is_removed_when_its_batches_are_dropped(tmp_path: Path) -> None:
     log, _ = make(tmp_path)
     for number in range(1000):
         log.append(batch(number, 32 * KB))
@@ -85,7 +85,7 @@ def test_files_go_when_what_is_in_them_has_been_read(tmp_path: Path) -> None:
     assert numbers(log, 1000) == [7]
 
 
-def test_a_deleted_queues_files_go_with_it(tmp_path: Path) -> None:
+def test_the_files_of_a_deleted_queue_are_removed(tmp_path: Path) -> None:
     log, spill = make(tmp_path)
     for number in range(300):
         log.append(batch(number, 32 * KB))
@@ -95,7 +95,7 @@ def test_a_deleted_queues_files_go_with_it(tmp_path: Path) -> None:
     assert spill.held_bytes() == 0
 
 
-def test_a_start_removes_what_the_one_before_spilled(tmp_path: Path) -> None:
+def test_a_start_removes_the_spill_files_of_the_last_run(tmp_path: Path) -> None:
     log, _ = make(tmp_path)
     for number in range(300):
         log.append(batch(number, 32 * KB))
@@ -113,7 +113,7 @@ def test_under_pressure_the_largest_logs_are_spilled_first(tmp_path: Path) -> No
     assert spill.shed(1 * MB) >= 1 * MB
     assert [log.memory_bytes == 0 for log in logs] == [False, True, False, False]
     spill.shed(100 * MB)
-    assert [log.memory_bytes == 0 for log in logs] == [True, True, True, False], "what is small stays"
+    assert [log.memory_bytes == 0 for log in logs] == [True, True, True, False], "small logs stay in memory"
     assert [numbers(log) for log in logs] == [list(range(count)) for count in (4, 40, 20, 1)]
 
 
@@ -156,7 +156,7 @@ def test_a_log_that_spills_reads_like_one_that_does_not(
     log.close()
 
 
-def test_what_was_spilled_and_left_memory_is_waited_for_by_its_reader_alone(tmp_path: Path) -> None:
+def test_only_its_reader_waits_for_a_spilled_batch_that_left_the_page_cache(tmp_path: Path) -> None:
     class Cold(RealDisk):
         def pread_cached(self, file: int, size: int, position: int) -> bytes | None:
             return None

@@ -1,4 +1,4 @@
-"""Batches that are sent from their file: the same bytes that a read gives, or none."""
+"""Ranges for sendfile: the same bytes that a read returns, or no range at all."""
 
 import errno
 import os
@@ -36,7 +36,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(tmp_path / "log")
     yield bench
     bench.shard.close()
-    assert FileRange.made == 0, "each has given its descriptor back"
+    assert FileRange.made == 0, "every range has closed its descriptor"
 
 
 def filled(bench: Bench, *, seed: int = 1, size: int = 1 << 20, stream: StreamSettings = ROLLING) -> Log:
@@ -59,14 +59,14 @@ def whole(log: Log) -> bytes:
 
 
 def cut_one(log: Log, most: int = 100 * KB) -> FileRange:
-    """The first one: after a read, since only who reads on is known to begin at a batch."""
+    """The first range of a log, after a read: only a sequential reader is known to begin at a batch."""
     found = log.part_now(log.read(log.start_offset, 2 * KB).next_offset, most)
     assert found is not None
     return found
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_sent_from_files_and_what_is_read_is_the_whole_log(bench: Bench, seed: int) -> None:
+def test_ranges_and_reads_together_return_the_whole_log(bench: Bench, seed: int) -> None:
     log = filled(bench, seed=seed)
     chosen = random.Random(seed)
     expected, data, offset, parts = whole(log), b"", log.start_offset, 0
@@ -85,8 +85,8 @@ def test_what_is_sent_from_files_and_what_is_read_is_the_whole_log(bench: Bench,
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_reader_of_a_log_that_grows_and_rolls_gets_the_same(bench: Bench, seed: int) -> None:
-    """With the index loaded before the segment grew, entries that wait to be written, and seals between two reads."""
+def test_ranges_of_a_growing_log_match_its_reads(bench: Bench, seed: int) -> None:
+    """With an index cached before the segment grew, pending index entries, and seals between two reads."""
     log = filled(bench, seed=seed, size=200 * KB)
     chosen = random.Random(seed)
     data, offset, parts = b"", log.start_offset, 0
@@ -111,7 +111,7 @@ def test_a_reader_of_a_log_that_grows_and_rolls_gets_the_same(bench: Bench, seed
     assert data == whole(log) and parts > 1 and len(log.tail.segments) > 2
 
 
-def test_a_part_never_reaches_behind_the_end_that_was_asked_for(bench: Bench) -> None:
+def test_a_range_never_passes_the_requested_end(bench: Bench) -> None:
     log = filled(bench, stream=StreamSettings(segment_size=10 << 20, index_interval=1 * KB))
     start = log.read(log.start_offset, 2 * KB).next_offset
     lengths = set()
@@ -124,13 +124,13 @@ def test_a_part_never_reaches_behind_the_end_that_was_asked_for(bench: Bench) ->
     assert len(lengths) > 10
 
 
-def test_where_nobody_has_read_up_to_there_it_is_read(bench: Bench) -> None:
+def test_there_is_no_range_where_no_reader_has_arrived(bench: Bench) -> None:
     log = filled(bench)
     assert log.part_now(log.start_offset, 100 * KB) is None
 
 
-def test_an_index_that_is_wrong_is_not_believed(bench: Bench) -> None:
-    """Its last entries lie in the middle of batches. Nothing was sent before the next read finds a way without it."""
+def test_a_wrong_index_gives_no_range(bench: Bench) -> None:
+    """Its last entries point into batches. The next read works without the index."""
     log = filled(bench, stream=StreamSettings(segment_size=10 << 20, index_interval=1 * KB))
     writer = log.tail.writer
     assert writer is not None
@@ -146,7 +146,7 @@ def test_an_index_that_is_wrong_is_not_believed(bench: Bench) -> None:
     assert whole(log) == expected
 
 
-def test_what_is_not_in_memory_is_read(bench: Bench) -> None:
+def test_there_is_no_range_of_bytes_that_are_not_in_memory(bench: Bench) -> None:
     log = filled(bench)
     cut_one(log)
     path = log.tail.segments[0].path()
@@ -154,12 +154,12 @@ def test_what_is_not_in_memory_is_read(bench: Bench) -> None:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        assert not file_range.is_cached(file.fileno(), 0, 300 * KB), "the system keeps it all the same"
+        assert not file_range.is_cached(file.fileno(), 0, 300 * KB), "the kernel did not evict it"
     assert log.part_now(offset, 100 * KB) is None
 
 
-def test_what_came_from_the_disk_is_checked_before_it_is_sent(bench: Bench) -> None:
-    """After a restart nobody knows what became of it meanwhile."""
+def test_bytes_from_the_disk_are_verified_before_they_are_sent(bench: Bench) -> None:
+    """After a restart the bytes on disk may have changed."""
     log = filled(bench)
     bench.shard.close()
     log = bench.open(settings=LARGE, stream=ROLLING).log(1)
@@ -167,12 +167,12 @@ def test_what_came_from_the_disk_is_checked_before_it_is_sent(bench: Bench) -> N
     assert log.part_now(offset, 100 * KB) is None
     whole(log)
     offset = log.read(log.tail.segments[-2].base, 2 * KB).next_offset
-    assert log.part_now(offset, 100 * KB) is not None, "it has been read, and found right"
+    assert log.part_now(offset, 100 * KB) is not None, "a read has verified it"
 
 
 @pytest.mark.parametrize("place", [100, LENGTH_AT], ids=["in a record", "in the length of a batch"])
-def test_what_comes_back_from_the_disk_is_checked_again(bench: Bench, place: int) -> None:
-    """A part waits for a slow client, its bytes leave memory, and come back as something else."""
+def test_a_range_that_left_memory_is_verified_again(bench: Bench, place: int) -> None:
+    """A range waits for a slow client, its bytes are evicted, and are damaged on the disk."""
     log = filled(bench)
     found, offset = cut_one(log), log.read(log.start_offset, 2 * KB).next_offset
     with open(log.tail.segments[0].path(), "r+b") as file:
@@ -184,14 +184,14 @@ def test_what_comes_back_from_the_disk_is_checked_again(bench: Bench, place: int
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     assert not found.is_cached()
-    with pytest.raises(OSError, match="not what was written"):
+    with pytest.raises(OSError, match="other bytes than were written"):
         found.load()
-    with pytest.raises(CorruptLog):  # in memory again, but not what was checked
+    with pytest.raises(CorruptLog):  # in memory again, but no longer verified
         log.read(offset, len(found))
 
 
-def test_where_the_index_is_lost_it_is_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who reads on needs none, and does not wait for one, or fail where the disk has no room for it."""
+def test_there_is_no_range_without_an_index(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequential read needs no index: it does not wait for one to be rebuilt, or fail on a full disk."""
     log = filled(bench)
     segment = log.tail.segments[0]
     offset = log.read(log.start_offset, 2 * KB).next_offset
@@ -206,12 +206,12 @@ def test_where_the_index_is_lost_it_is_read(bench: Bench, monkeypatch: pytest.Mo
     assert log.part_now(offset, 100 * KB) is None
     assert log.read(offset, 100 * KB).next_offset > offset
     monkeypatch.undo()
-    assert log.read(offset + 1, 2 * KB), "one who does need it makes it again"
+    assert log.read(offset + 1, 2 * KB), "a read that needs the index rebuilds it"
     assert log.part_now(offset, 100 * KB) is not None
 
 
-def test_a_reader_is_not_disturbed_by_a_log_that_is_being_emptied(bench: Bench) -> None:
-    """The worker has cut all segments off, and the owner does not know yet."""
+def test_a_range_is_not_cut_while_a_truncation_empties_the_log(bench: Bench) -> None:
+    """The worker has removed all segments, and the owner thread has not been notified yet."""
     log = filled(bench)
     offset = log.read(log.start_offset, 2 * KB).next_offset
     segments, log.tail.segments = log.tail.segments, ()
@@ -219,7 +219,7 @@ def test_a_reader_is_not_disturbed_by_a_log_that_is_being_emptied(bench: Bench) 
     log.tail.segments = segments
 
 
-def test_a_part_outlives_its_file(bench: Bench) -> None:
+def test_a_range_outlives_its_file(bench: Bench) -> None:
     log = filled(bench)
     found = cut_one(log)
     expected = found.read()
@@ -227,7 +227,7 @@ def test_a_part_outlives_its_file(bench: Bench) -> None:
     assert found.read() == expected
 
 
-def test_there_are_never_more_than_descriptors_for_them(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_ranges_is_limited_by_descriptors(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_range, "PARTS_MAX", 2)
     log = filled(bench)
     offset = log.read(log.start_offset, 2 * KB).next_offset
@@ -237,8 +237,8 @@ def test_there_are_never_more_than_descriptors_for_them(bench: Bench, monkeypatc
     assert cut_one(log) is not None
 
 
-def test_a_log_that_was_compacted_is_sent_as_it_is_now(bench: Bench) -> None:
-    """A reader in the midst of it goes on in the rewritten segment, where other records lie at its position."""
+def test_a_compacted_log_is_sent_as_it_is_now(bench: Bench) -> None:
+    """A reader continues in the rewritten segment, where other records lie at its old position."""
     bench.open(settings=LARGE, stream=ROLLING)
     log, shard = bench.shard.log(1), bench.shard
     chosen = random.Random(3)

@@ -77,7 +77,7 @@ def test_retention_on_a_full_disk_frees_what_it_can_and_the_rest_when_there_is_r
     log = shard.log(1)
     assert len(log.segments) > 2
     disk.is_full = True
-    shard.maintenance.apply_retention(log, bench.clock.now_ms())
+    shard.maintenance.starts.apply_retention(log, bench.clock.now_ms())
     shard.pump()
     assert shard.failure is None
     assert len(log.segments) == 1 and log.start_offset == 30

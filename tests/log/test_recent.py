@@ -1,4 +1,4 @@
-"""Readers of the same records share one read, and a single reader keeps nothing."""
+"""Recent reads: readers of the same records share one read, and a single reader fills no cache."""
 
 from collections import Counter
 
@@ -8,7 +8,7 @@ from tests.log.helpers import Bench, batch
 
 
 def many(bench: Bench, count: int = 100) -> Counter[str]:
-    """A log of so many batches, and a count of what is read of it from the disk."""
+    """Append batches to a log, and count the reads of its files."""
     shard = bench.open(settings=LogSettings())
     for number in range(count):
         bench.append(1, [b"%d" % number * 100])
@@ -17,14 +17,14 @@ def many(bench: Bench, count: int = 100) -> Counter[str]:
 
     def counted(path: str, size: int, position: int) -> bytes | None:
         data = read_cached(path, size, position)
-        reads[path.rpartition(".")[2]] += data is not None  # else it was thrown out of memory, and is asked for again
+        reads[path.rpartition(".")[2]] += data is not None  # None: evicted from the page cache, and read again
         return data
 
     shard.files.read_cached = counted  # type: ignore[method-assign]
     return reads
 
 
-def test_readers_at_the_same_place_share_a_read(bench: Bench) -> None:
+def test_readers_at_the_same_offset_share_a_read(bench: Bench) -> None:
     reads = many(bench)
     log, offset, chunks = bench.shard.log(1), 0, []
     while offset < 100:
@@ -33,8 +33,8 @@ def test_readers_at_the_same_place_share_a_read(bench: Bench) -> None:
         offset = chunks[-1].next_offset
     steps = len(chunks) // 10
     assert all(len({bytes(chunk.data) for chunk in chunks[n : n + 10]}) == 1 for n in range(0, len(chunks), 10))
-    assert reads["log"] == steps + 1, "twice the first time: that is when others are noticed"
-    assert bench.shard.counters.records_read >= 1000, "what was handed out is counted, wherever it came from"
+    assert reads["log"] == steps + 1, "the first read is repeated, which shows that there are several readers"
+    assert bench.shard.counters.records_read >= 1000, "records from the cache are counted, too"
 
 
 def test_a_single_reader_keeps_nothing(bench: Bench) -> None:
@@ -45,7 +45,7 @@ def test_a_single_reader_keeps_nothing(bench: Bench) -> None:
         assert bench.shard.recent_reads.size_bytes == 0
 
 
-def test_what_is_kept_goes_when_nobody_shares_it_any_more(bench: Bench) -> None:
+def test_the_cache_is_cleared_when_reads_are_no_longer_shared(bench: Bench) -> None:
     many(bench, SHARED_READS + 10)
     log = bench.shard.log(1)
     log.read(0, 1)
@@ -57,7 +57,7 @@ def test_what_is_kept_goes_when_nobody_shares_it_any_more(bench: Bench) -> None:
     assert bench.shard.recent_reads.size_bytes == 0
 
 
-def test_it_stays_within_its_bounds(bench: Bench) -> None:
+def test_the_cache_stays_within_its_bounds(bench: Bench) -> None:
     many(bench)
     bench.shard.recent_reads._bytes_max = 4000
     log = bench.shard.log(1)
@@ -67,7 +67,7 @@ def test_it_stays_within_its_bounds(bench: Bench) -> None:
         assert bench.shard.recent_reads.size_bytes <= 4000
 
 
-def test_a_log_that_was_cut_back_is_read_again(bench: Bench) -> None:
+def test_a_truncated_log_is_read_again(bench: Bench) -> None:
     many(bench, 10)
     log = bench.shard.log(1)
     for _ in range(3):
@@ -80,7 +80,7 @@ def test_a_log_that_was_cut_back_is_read_again(bench: Bench) -> None:
     assert b"x0x0" in after and b"5555" not in after
 
 
-def test_what_came_meanwhile_is_seen(bench: Bench) -> None:
+def test_records_appended_meanwhile_are_seen(bench: Bench) -> None:
     many(bench, 3)
     log = bench.shard.log(1)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""What is there after a stop, clean or not. The crash explorer covers all states; these name the rules."""
+"""Recovery after clean and unclean stops. The crash explorer covers all states; these tests name the rules."""
 
 import errno
 import struct
@@ -106,7 +106,7 @@ def test_l6_damage_below_the_durable_end_is_reported_and_nothing_is_cut(
             log.read(1)
     assert shard.counters.crc_failures == 2
     assert log.has_damage
-    assert [record.levelname for record in caplog.records] == ["ERROR"], "said once"
+    assert [record.levelname for record in caplog.records] == ["ERROR"], "the damage is logged once"
     assert data.read_bytes() == content
     shard.close()
 
@@ -125,12 +125,12 @@ def test_l6_a_log_that_lost_confirmed_records_serves_the_rest_and_takes_no_more(
     with pytest.raises(CorruptLog):
         shard.log(1).append(batch([b"more"]))
     shard.close()
-    assert bench.open().log(1).damage is not None, "it stays damaged until somebody mends it"
+    assert bench.open().log(1).damage is not None, "it stays damaged until it is repaired"
     bench.shard.close()
 
 
 def test_l6_the_journal_proves_what_went_past_it_even_when_large_rounds_follow_each_other(bench: Bench) -> None:
-    """The second round has no entry in which the end of the first could be: it waited for none, and was lost."""
+    """Regression: the second round has no entry that could hold the end of the first, which was then lost."""
     bench.open(1, 2)
     for log_id in (1, 2, 1, 2):
         bench.append(log_id, [bytes(10_000)])
@@ -144,8 +144,8 @@ def test_l6_the_journal_proves_what_went_past_it_even_when_large_rounds_follow_e
     bench.shard.close()
 
 
-def test_l6_an_end_that_a_stuck_round_has_journaled_is_not_told_again_after_a_cut(tmp_path: Path) -> None:
-    """Told behind the cut, it would call records confirmed that were cut off, and the log damaged."""
+def test_l6_an_end_that_a_stuck_round_journaled_is_not_journaled_again_after_a_truncation(tmp_path: Path) -> None:
+    """After the truncation it would prove records that were dropped, and the log would seem damaged."""
 
     class Full(RealDisk):
         full_folder = ""
@@ -186,7 +186,7 @@ def test_l6_an_end_that_a_stuck_round_has_journaled_is_not_told_again_after_a_cu
     bench.shard.close()
 
 
-def test_ends_that_wait_for_an_entry_are_few_enough_for_it_and_gone_with_a_checkpoint(bench: Bench) -> None:
+def test_pending_ends_fit_one_entry_and_are_cleared_by_a_checkpoint(bench: Bench) -> None:
     """An entry with the ends of all logs would not fit into a small journal, and the broker would stop."""
     logs = range(1, 202)
     small = msgspec.structs.replace(SMALL, journal_file_bytes=4096, inline_bytes_max=256)
@@ -198,7 +198,7 @@ def test_ends_that_wait_for_an_entry_are_few_enough_for_it_and_gone_with_a_check
     assert shard.failure is None
     shard.checkpoint()
     shard.pump()
-    assert not shard.scheduler._direct_ends, "the checkpoint proves them"
+    assert not shard.scheduler._direct_ends, "the checkpoint covers them"
     shard.close()
 
 
@@ -231,14 +231,14 @@ def test_a_wrong_index_is_rebuilt_and_the_answer_is_right(bench: Bench) -> None:
     shard.close()
 
 
-def test_a_second_broker_is_told_who_holds_the_folder(bench: Bench) -> None:
+def test_a_second_broker_learns_who_holds_the_folder(bench: Bench) -> None:
     bench.open()
     with pytest.raises(DataFolderLocked, match="in use by another broker"):
         Bench(bench.root).open()
     bench.shard.close()
 
 
-def test_log_ids_are_never_given_out_twice(bench: Bench) -> None:
+def test_log_ids_are_never_assigned_twice(bench: Bench) -> None:
     seen = [bench.open().next_log_id() for _ in range(1)]
     bench.kill()
     seen.append(bench.open().next_log_id())
@@ -265,7 +265,7 @@ def test_a_recycled_journal_resurrects_nothing(bench: Bench) -> None:
 @pytest.mark.parametrize("is_killed", [False, True])
 @pytest.mark.parametrize("count", [1, 3, 5])
 def test_sealed_segments_that_are_gone_are_damage_however_many(bench: Bench, count: int, is_killed: bool) -> None:
-    """Without all of them there was no gap between two, and what was left was taken for the whole log."""
+    """Regression: if all of them were missing, there was no gap, and the rest was taken for the whole log."""
     stream = StreamSettings(segment_size=1000)
     shard = bench.open(stream=stream)
     for number in range(30):
@@ -299,7 +299,7 @@ def test_a_sealed_segment_before_an_empty_one_that_is_gone_is_damage(bench: Benc
     assert f"the segment at offset {last.base} is missing" in bench.report.damaged[0]
 
 
-def test_a_folder_nobody_knows_is_left_alone_and_reported(bench: Bench) -> None:
+def test_a_folder_without_a_log_is_left_alone_and_reported(bench: Bench) -> None:
     bench.open(1, 2)
     bench.append(2, [b"x"])
     bench.shard.close()
@@ -327,7 +327,7 @@ def test_merges_are_folded_and_survive(bench: Bench) -> None:
     bench.shard.close()
 
 
-def test_a_journal_of_a_newer_version_is_no_damage_and_nothing_of_it_is_given_up(bench: Bench) -> None:
+def test_a_journal_of_a_newer_version_is_refused_and_kept(bench: Bench) -> None:
     bench.open()
     bench.append(1, [b"confirmed"])
     bench.kill()
@@ -362,8 +362,8 @@ def _asdict(settings: object) -> dict[str, object]:
     return {name: getattr(settings, name) for name in settings.__struct_fields__}  # type: ignore[attr-defined]
 
 
-def test_a_compacted_segment_without_its_seal_reaches_to_the_one_behind_it(bench: Bench) -> None:
-    """Its last record need not be the last of its offsets: the log was called damaged for want of a derived file."""
+def test_a_compacted_segment_without_its_seal_reaches_to_the_next_one(bench: Bench) -> None:
+    """Regression: compaction may drop its last records, and the log was reported as damaged."""
     stream = StreamSettings(segment_size=400, cleanup_policy="compact")
     shard = bench.open(stream=stream)
     for key in (b"x", b"y", b"y", b"z", b"y", b"y", b"w"):
@@ -389,8 +389,8 @@ def test_a_compacted_segment_without_its_seal_reaches_to_the_one_behind_it(bench
     shard.close()
 
 
-def test_a_log_whose_folder_was_made_by_a_broker_that_was_killed_survives_a_power_cut() -> None:
-    """Nothing was in it, so that nothing had to be written again, and the name of the folder itself was nobody's."""
+def test_a_folder_created_by_a_killed_broker_survives_a_power_cut() -> None:
+    """Regression: the folder was empty, so recovery wrote no file in it and did not sync its name."""
     disk = SimulatedDisk()
     killed = Bench("/data", disk)
     killed.open()

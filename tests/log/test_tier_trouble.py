@@ -1,4 +1,4 @@
-"""Archiving when something goes wrong: rot, kills, full and missing disks. No record is lost or changed."""
+"""Archiving when something goes wrong: bit rot, kills, full and missing disks. No record is lost or changed."""
 
 import errno
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from tests.log.tiers import ROLLING, Stop, archive, fill, restore, sealed, take,
 
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several row groups to a segment, as a large one would have."""
+    """Several row groups per segment, as a large one would have."""
     monkeypatch.setattr(parquet, "GROUP_BYTES", 600)
 
 
@@ -32,7 +32,7 @@ def test_rot_in_a_parquet_file_is_reported_and_never_served(bench: Bench, byte: 
     fill(bench)
     archive(shard)
     log = shard.log(1)
-    segment = next(s for s in log.segments if s.tier is not None)
+    segment = next(s for s in log.segments if s.is_archived)
     path = Path(segment.data_path)
     raw = bytearray(path.read_bytes())
     raw[int(byte * len(raw)) if 0 < byte < 1 else int(byte)] ^= 0x40
@@ -48,7 +48,7 @@ def test_rot_in_a_parquet_file_is_reported_and_never_served(bench: Bench, byte: 
     shard.close()
 
 
-def test_what_there_is_to_verify_is_known_before_though_it_is_archived(bench: Bench) -> None:
+def test_the_progress_of_verify_counts_archived_batches_uncompressed(bench: Bench) -> None:
     shard = bench.open(stream=ROLLING)
     fill(bench)
     archive(shard)
@@ -98,7 +98,7 @@ def test_rot_in_a_manifest_is_damage_and_nothing_is_deleted(bench: Bench) -> Non
     assert sorted(str(one) for one in Path(bench.root).rglob("*") if one.suffix in {".tier", ".parquet"}) == kept
 
 
-def test_what_does_not_hold_the_same_records_is_not_taken_in(bench: Bench) -> None:
+def test_a_parquet_file_with_other_records_is_not_adopted(bench: Bench) -> None:
     shard = bench.open(stream=ROLLING)
     fill(bench)
     first, second = sealed(shard.log(1))[:2]
@@ -115,8 +115,8 @@ def test_what_does_not_hold_the_same_records_is_not_taken_in(bench: Bench) -> No
     shard.close()
 
 
-def test_what_is_compared_is_what_is_taken_in(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second run of the command writes under the same name while the broker compares what the first one wrote."""
+def test_the_compared_file_is_the_one_that_is_adopted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second run of the command writes under the same name while the broker compares the first one's file."""
     shard = bench.open(stream=ROLLING)
     fill(bench)
     first = sealed(shard.log(1))[0]
@@ -137,7 +137,7 @@ def test_what_is_compared_is_what_is_taken_in(bench: Bench, monkeypatch: pytest.
 
 
 def steps() -> Iterator[tuple[str, str]]:
-    """What happens on disk while a segment is archived, by the call that a kill comes right before."""
+    """The disk calls of archiving a segment; a kill comes right before each."""
     yield from (("rename", ".parquet"), ("sync_dir", "/tier/1-t"), ("rename", ".tier"), ("unlink", ".log"))
 
 
@@ -171,10 +171,10 @@ def test_a_kill_at_any_step_leaves_the_records_and_a_second_run_finishes(
     shard = bench.open(stream=ROLLING)
     log = shard.log(1)
     assert not bench.report.damaged and values(log) == [b"%03d" % i * 50 for i in range(30)]
-    known = {s.data_path for s in log.segments if s.tier is not None}
+    known = {s.data_path for s in log.segments if s.is_archived}
     assert {str(path) for path in Path(shard.tier_root).rglob("*") if path.is_file()} == known, "strays are gone"
     archive(shard)
-    assert all(s.tier is not None for s in log.segments if s.is_sealed)
+    assert all(s.is_archived for s in log.segments if s.is_sealed)
     assert values(log) == [b"%03d" % i * 50 for i in range(30)]
     restore(shard)
     shard.close()
@@ -183,15 +183,15 @@ def test_a_kill_at_any_step_leaves_the_records_and_a_second_run_finishes(
     shard.close()
 
 
-def test_retention_may_take_a_segment_while_it_is_being_archived(bench: Bench) -> None:
+def test_retention_may_drop_a_segment_while_it_is_being_archived(bench: Bench) -> None:
     shard = bench.open(stream=ROLLING)
     fill(bench)
     log = shard.log(1)
     first = sealed(log)[0]
     write(shard, first)
     found: list[BaseException | None] = []
-    tiering.archive(shard, log, first, lambda _made, error: found.append(error))
-    shard.maintenance.delete_before(log, first.next_offset)
+    shard.maintenance.archive(log, first, lambda _made, error: found.append(error))
+    shard.maintenance.starts.delete_before(log, first.next_offset)
     shard.pump()
     assert len(found) == 1 and log.start_offset == first.next_offset
     assert values(log) == [b"%03d" % i * 50 for i in range(first.next_offset, 30)]
@@ -219,7 +219,7 @@ def test_while_the_tier_cannot_be_reached_only_its_offsets_fail(bench: Bench) ->
     shard.close()
 
 
-def test_a_tier_that_is_read_only_for_a_while_stops_nobody(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporarily_read_only_tier_does_not_stop_the_broker(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     shard = bench.open(1, 2, stream=ROLLING)
     fill(bench)
     archive(shard)
@@ -233,7 +233,7 @@ def test_a_tier_that_is_read_only_for_a_while_stops_nobody(bench: Bench, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(shard.disk, "unlink", read_only)
-        shard.maintenance.delete_before(log, first.next_offset)
+        shard.maintenance.starts.delete_before(log, first.next_offset)
         shard.pump()
         assert shard.failure is None and Path(first.data_path).exists()
         bench.append(1, [b"more"])
@@ -249,7 +249,7 @@ def test_a_tier_that_is_read_only_for_a_while_stops_nobody(bench: Bench, monkeyp
         bench.kill()
         patch.setattr(RealDisk, "unlink", lambda _, path: read_only(path))
         shard = bench.open(2, stream=ROLLING)
-        assert list(Path(shard.tier_root).rglob("*.parquet")), "and it starts nevertheless"
+        assert list(Path(shard.tier_root).rglob("*.parquet")), "the broker starts nevertheless"
         bench.kill()
     shard = bench.open(2, stream=ROLLING)
     assert not list(Path(shard.tier_root).rglob("*.parquet")) and not list(Path(bench.root, "logs").glob("*.deleted"))
@@ -258,7 +258,7 @@ def test_a_tier_that_is_read_only_for_a_while_stops_nobody(bench: Bench, monkeyp
 
 @pytest.fixture
 def read_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
-    """Makes every tier a disk that takes no changes, or takes them again."""
+    """Makes every tier folder read-only, or writable again."""
     is_on = False
 
     def unless_on(name: str) -> None:
@@ -281,11 +281,13 @@ def read_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None
     turn(False)
 
 
-def test_an_empty_folder_in_a_read_only_tier_stops_nobody(bench: Bench, read_only: Callable[[bool], None]) -> None:
+def test_an_empty_folder_in_a_read_only_tier_does_not_stop_the_broker(
+    bench: Bench, read_only: Callable[[bool], None]
+) -> None:
     shard = bench.open(1, 2, stream=ROLLING)
     fill(bench)
     archive(shard)
-    shard.maintenance.delete_before(shard.log(1), shard.log(1).visible_end)
+    shard.maintenance.starts.delete_before(shard.log(1), shard.log(1).visible_end)
     shard.pump()
     folder = Path(shard.tier_root, "1-t")
     assert not list(folder.iterdir())
@@ -304,15 +306,13 @@ def test_an_empty_folder_in_a_read_only_tier_stops_nobody(bench: Bench, read_onl
     shard.close()
 
 
-def test_what_retention_left_in_a_read_only_tier_does_not_keep_the_broker_from_starting(
-    bench: Bench, read_only: Callable[[bool], None]
-) -> None:
+def test_files_left_in_a_read_only_tier_do_not_prevent_a_start(bench: Bench, read_only: Callable[[bool], None]) -> None:
     shard = bench.open(stream=ROLLING)
     fill(bench)
     archive(shard)
     first = shard.log(1).segments[0]
     shard.maintenance.leases.take({(1, first.base, first.generation): first}, bench.clock.now_ms() + 1000)
-    shard.maintenance.delete_before(shard.log(1), first.next_offset)
+    shard.maintenance.starts.delete_before(shard.log(1), first.next_offset)
     shard.pump()
     bench.kill()
     read_only(True)
@@ -325,7 +325,9 @@ def test_what_retention_left_in_a_read_only_tier_does_not_keep_the_broker_from_s
     shard.close()
 
 
-def test_what_cannot_be_written_is_refused_in_a_sentence(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parquet_file_that_cannot_be_written_gives_a_clear_error(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shard = bench.open(stream=ROLLING)
     fill(bench)
     segment = sealed(shard.log(1))[0]
@@ -350,11 +352,11 @@ def test_what_cannot_be_written_is_refused_in_a_sentence(bench: Bench, monkeypat
     shard.close()
 
 
-def test_without_pyarrow_the_reason_is_one_sentence(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_the_error_says_what_to_install(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     shard = bench.open(stream=ROLLING)
     fill(bench)
     archive(shard)
-    shard.files.groups.clear()
+    shard.archives.cache.clear()
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(parquet.PyArrowMissing, match="pip install"):
         shard.log(1).read(0)

@@ -12,7 +12,8 @@ from headrace.log.recovery.inspect import Inspector
 from headrace.log.settings import StreamSettings
 from headrace.log.tier import archive as tiering
 from headrace.log.tier import parquet
-from headrace.log.tier.row_group_cache import GroupCache
+from headrace.log.tier.manifest import Manifest
+from headrace.log.tier.row_group_cache import RowGroupCache
 from headrace.record import codec
 from headrace.record.layout import ZSTD
 from tests.log.helpers import SMALL, Bench, batch, records, values
@@ -21,11 +22,11 @@ from tests.log.tiers import ROLLING, Stop, archive, every_batch, fill, mixed, re
 
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several row groups to a segment, as a large one would have."""
+    """Several row groups per segment, as a large one would have."""
     monkeypatch.setattr(parquet, "GROUP_BYTES", 600)
 
 
-def test_an_archived_log_reads_as_it_did(bench: Bench) -> None:
+def test_an_archived_log_reads_as_before(bench: Bench) -> None:
     shard = bench.open(stream=ROLLING)
     mixed(shard)
     log = shard.log(1)
@@ -33,13 +34,13 @@ def test_an_archived_log_reads_as_it_did(bench: Bench) -> None:
     times = [log.offset_for_timestamp(ms) for ms in (-1, 2, 3_000, 6_001, 10**12)]
     assert archive(shard) >= 2
     assert {segment.state for segment in log.segments} == {"archived", "active"}
-    # What the broker stamps has no times of its own any more; nobody could see them.
+    # With LogAppendTime the timestamps of single records are lost; readers never see them.
     assert [b for b in every_batch(log) if b[22] != 8] == [b for b in before if b[22] != 8]
     assert records(log) == seen
     assert [log.offset_for_timestamp(ms) for ms in (-1, 2, 3_000, 6_001, 10**12)] == times
     for record in seen:
         assert codec.records(log.read(record.offset).data, from_offset=record.offset)[0] == record
-    assert not list(Path(log.tail.folder).glob("*.seal")), "the segments' own files are gone"
+    assert not list(Path(log.tail.folder).glob("*.seal")), "the local files are gone"
     bench.kill()
     shard = bench.open(stream=ROLLING)
     assert not bench.report.damaged and records(shard.log(1)) == seen
@@ -88,14 +89,14 @@ def test_restoring_gives_back_the_same_bytes(bench: Bench) -> None:
     for old, new in zip(before, after, strict=True):
         for a, b in zip(codec.scan(old), codec.scan(new), strict=True):
             same = old[a.position : a.end] == new[b.position : b.end]
-            assert same or a.timestamp_type, "only times that nobody could see may differ"
+            assert same or a.timestamp_type, "only timestamps that readers never see may differ"
     assert records(log) == seen
     assert not list(Path(shard.tier_root).rglob("*.parquet")), "nothing is left in the tier"
     assert Inspector(bench.root).verify().is_sound
     shard.close()
 
 
-def test_gaps_of_compaction_stay_gaps(bench: Bench) -> None:
+def test_gaps_left_by_compaction_stay_gaps(bench: Bench) -> None:
     stream = StreamSettings(segment_size=2000, cleanup_policy="compact")
     shard = bench.open(stream=stream)
     log = shard.log(1)
@@ -108,7 +109,7 @@ def test_gaps_of_compaction_stay_gaps(bench: Bench) -> None:
     assert len(before) < 25
     archive(shard)
     assert records(log) == before
-    # Compaction goes on over what is archived: a tombstone must find the value it is for, wherever that is.
+    # Compaction includes archived segments: a tombstone must reach the value that it deletes.
     for i in range(30, 50):
         log.append(batch([b"w%d" % i * 40], keys=[b"k%d" % (i % 4)]))
         shard.pump()
@@ -119,7 +120,7 @@ def test_gaps_of_compaction_stay_gaps(bench: Bench) -> None:
     shard.close()
 
 
-def test_retention_counts_and_removes_what_is_archived(bench: Bench) -> None:
+def test_retention_counts_and_removes_archived_segments(bench: Bench) -> None:
     shard = bench.open(stream=StreamSettings(segment_size=2000, retention_ms=10**15))
     fill(bench)
     archive(shard)
@@ -129,7 +130,7 @@ def test_retention_counts_and_removes_what_is_archived(bench: Bench) -> None:
     assert log.size_bytes == sum(s.stored_bytes for s in log.segments)
     log.set_retention_hold("job", first.next_offset)
     log.settings = StreamSettings(segment_size=2000, retention_bytes=0)
-    shard.maintenance.apply_retention(log, bench.clock.now_ms())
+    shard.maintenance.starts.apply_retention(log, bench.clock.now_ms())
     shard.pump()
     assert log.start_offset == first.next_offset and first.state == "deleted"
     assert not Path(first.data_path).exists() and Path(log.segments[0].data_path).exists()
@@ -158,20 +159,20 @@ def test_deleting_a_log_removes_its_part_of_the_tier_even_after_a_kill(
 
 
 @pytest.mark.parametrize("inside", [0, 2])
-def test_a_log_is_cut_back_into_what_is_archived(bench: Bench, inside: int) -> None:
+def test_a_log_can_be_truncated_inside_an_archived_segment(bench: Bench, inside: int) -> None:
     shard = bench.open(stream=ROLLING)
     fill(bench)
     archive(shard)
     log = shard.log(1)
     middle = log.segments[1].base + inside
-    assert values(log)  # what was unpacked is kept for a while
+    assert values(log)  # fills the row-group cache
     shard.maintenance.truncations.truncate(log, middle, lambda error: None)
     shard.pump()
     assert values(log) == [b"%03d" % i * 50 for i in range(middle)]
     while len(sealed(log)) < 1:
         bench.append(1, [b"after" * 40])
     expected = values(log)
-    archive(shard)  # under names that were there before, with other records
+    archive(shard)  # reuses the file names, with other records
     assert values(log) == expected
     bench.kill()
     shard = bench.open(stream=ROLLING)
@@ -179,7 +180,7 @@ def test_a_log_is_cut_back_into_what_is_archived(bench: Bench, inside: int) -> N
     shard.close()
 
 
-def test_a_batch_that_unfolds_too_far_stays_where_it_is(bench: Bench) -> None:
+def test_a_batch_that_decompresses_beyond_the_limit_is_not_archived(bench: Bench) -> None:
     shard = bench.open(stream=StreamSettings(segment_size=2000, batch_bytes_max=10_000))
     shard.log(1).append(codec.build([(None, b"a" * 50_000, (), 1)], codec=ZSTD))
     shard.pump()
@@ -187,12 +188,12 @@ def test_a_batch_that_unfolds_too_far_stays_where_it_is(bench: Bench) -> None:
     segment = sealed(shard.log(1))[0]
     write(shard, segment)
     error = take(shard, segment)
-    assert isinstance(error, tiering.NotArchivable) and "unfolds to" in str(error)
+    assert isinstance(error, tiering.NotArchivable) and "bytes uncompressed" in str(error)
     assert segment in shard.log(1).segments and not list(Path(shard.tier_root).rglob("*.p*"))
     shard.close()
 
 
-def test_what_is_not_unpacked_yet_is_waited_for_elsewhere(bench: Bench) -> None:
+def test_row_groups_are_decoded_off_the_owner_thread(bench: Bench) -> None:
     shard = bench.open(stream=ROLLING)
     fill(bench)
     archive(shard)
@@ -201,14 +202,14 @@ def test_what_is_not_unpacked_yet_is_waited_for_elsewhere(bench: Bench) -> None:
         log.read_now(0)
     told: list[bool] = []
     waits.value.then(lambda: told.append(True))
-    assert not told, "the owner goes on meanwhile"
+    assert not told, "the owner thread does not wait"
     shard.pump()
     assert told and codec.records(log.read_now(0).data)[0].value == b"000" * 50
-    assert shard.counters.tier_reads == 1 and 0 < shard.files.groups.size_bytes <= 16 << 20
+    assert shard.counters.tier_reads == 1 and 0 < shard.archives.cache.size_bytes <= 16 << 20
     shard.close()
 
 
-def test_a_look_by_time_unfolds_what_was_archived_in_the_thread(bench: Bench) -> None:
+def test_a_search_by_time_decompresses_archived_batches_on_another_thread(bench: Bench) -> None:
     shard = bench.open(stream=ROLLING)
     log = shard.log(1)
     for at in (2000, 3000, 4000):
@@ -222,24 +223,25 @@ def test_a_look_by_time_unfolds_what_was_archived_in_the_thread(bench: Bench) ->
     shard.close()
 
 
-def test_unpacked_row_groups_take_a_bounded_place(bench: Bench) -> None:
+def test_the_row_group_cache_is_bounded(bench: Bench) -> None:
     shard = bench.open(stream=ROLLING)
     fill(bench)
     archive(shard)
     segment = shard.log(1).segments[0]
-    assert segment.tier is not None and len(segment.tier) >= 3
-    cache = GroupCache(shard.disk, 1200)
-    for group in segment.tier.groups():
-        cache.load(segment.tier, group)
+    manifest = segment.source.contents
+    assert isinstance(manifest, Manifest) and len(manifest) >= 3
+    cache = RowGroupCache(shard.disk, 1200)
+    for group in manifest.groups():
+        cache.load(manifest, group)
         assert cache.size_bytes <= max(1200, group.size)
-    last = segment.tier.group(len(segment.tier) - 1)
-    assert cache.cached(segment.tier, last) and not cache.cached(segment.tier, segment.tier.group(0))
-    cache.forget(segment.tier.path)
+    last = manifest.group(len(manifest) - 1)
+    assert cache.cached(manifest, last) and not cache.cached(manifest, manifest.group(0))
+    cache.forget(manifest)
     assert cache.size_bytes == 0
     shard.close()
 
 
-def test_two_data_folders_may_be_given_the_same_place(tmp_path: Path) -> None:
+def test_two_data_folders_may_share_a_tier_dir(tmp_path: Path) -> None:
     settings = msgspec.structs.replace(SMALL, tier_dir=str(tmp_path / "shared"))
     benches = [Bench(tmp_path / name) for name in ("a", "b")]
     for bench in benches:
@@ -247,14 +249,14 @@ def test_two_data_folders_may_be_given_the_same_place(tmp_path: Path) -> None:
         fill(bench)
         archive(shard)
     assert len({bench.shard.tier_root for bench in benches}) == 2
-    for bench in benches:  # each removes what it does not know, of its own
+    for bench in benches:  # each removes unknown files of its own folder only
         bench.shard.close()
         shard = bench.open(stream=ROLLING, settings=settings)
         assert values(shard.log(1)) == [b"%03d" % i * 50 for i in range(30)]
-        assert all(s.data_path.startswith(str(tmp_path / "shared")) for s in shard.log(1).segments if s.tier)
+        assert all(s.data_path.startswith(str(tmp_path / "shared")) for s in shard.log(1).segments if s.is_archived)
     for bench in benches:
         assert values(bench.shard.log(1)) == [b"%03d" % i * 50 for i in range(30)]
         bench.shard.close()
-        moved = bench.open(stream=ROLLING)  # the setting is for what comes
+        moved = bench.open(stream=ROLLING)  # the setting only affects new archives
         assert values(moved.log(1)) == [b"%03d" % i * 50 for i in range(30)]
         moved.close()

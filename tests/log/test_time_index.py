@@ -1,4 +1,4 @@
-"""The time index is believed only with its checksums: the data would not show that too much was skipped."""
+"""Time-index entries are used only if they match their checksum: the data would not show that too much was skipped."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ TIMES = [100, 90, 300, 200, 400, 350, 500, 120, 600, 700, 650, 710, 20, 720, 730
 
 @pytest.fixture
 def sealed(bench: Bench) -> tuple[Log, Path]:
-    """A log whose first segment is sealed, with an entry for each batch; and its time index."""
+    """A log whose first segment is sealed, with an index entry for each batch, and its time index."""
     shard = bench.open(stream=StreamSettings(segment_size=700, index_interval=1))
     for at in TIMES:
         shard.log(1).append(codec.build([(None, b"v" * 40, (), at)]))

@@ -1,4 +1,4 @@
-"""Upkeep of a log while a round, a deletion or another upkeep is under way."""
+"""Maintenance of a log while a round, a deletion or other maintenance is in progress."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ import pytest
 from headrace.errors import Conflict, DiskFull
 from headrace.log.disk import paths
 from headrace.log.disk.disk import RealDisk
-from headrace.log.maintenance.compaction import Rewritten
+from headrace.log.segments.replacement import Rewritten
 from headrace.log.settings import StreamSettings
 from headrace.record import codec
 from tests.crash.shards import batch as simulated_batch
@@ -21,7 +21,7 @@ from tests.log.helpers import Bench, batch, records
 
 
 class Interrupted(RealDisk):
-    """The owner thread comes in while the worker makes a segment's file."""
+    """Lets the owner thread act while the worker creates a segment's file."""
 
     meanwhile: Callable[[], object] | None = None
     is_full = False
@@ -45,8 +45,8 @@ def put(bench: Bench, key: bytes, value: bytes | None, size: int = 0) -> None:
     assert ticket.done and ticket.error is None
 
 
-def test_a_segment_that_a_round_under_way_has_sealed_is_compacted_and_survives_a_kill(tmp_path: Path) -> None:
-    """The log was not written to since the last checkpoint: the next one must take it in all the same."""
+def test_a_segment_sealed_by_a_round_in_progress_is_compacted_and_survives_a_kill(tmp_path: Path) -> None:
+    """The log was not written since the last checkpoint, but the next one must include it."""
     disk = Interrupted()
     bench = Bench(tmp_path, disk)
     shard = bench.open(stream=COMPACTED)
@@ -69,8 +69,8 @@ def test_a_segment_that_a_round_under_way_has_sealed_is_compacted_and_survives_a
     again.close()
 
 
-def test_a_segment_that_is_written_to_again_for_want_of_room_for_the_next_is_not_replaced(tmp_path: Path) -> None:
-    """It was sealed for a moment, in which somebody found it fit to be compacted."""
+def test_a_segment_that_is_reopened_on_a_full_disk_is_not_replaced(tmp_path: Path) -> None:
+    """It was sealed for a moment, and a compaction began then."""
     disk = Interrupted()
     bench = Bench(tmp_path, disk)
     stream = StreamSettings(segment_size=3000, cleanup_policy="compact")
@@ -84,7 +84,7 @@ def test_a_segment_that_is_written_to_again_for_want_of_room_for_the_next_is_not
     refused = log.append(batch([b"x" * 2000]))
     shard.pump()
     assert isinstance(refused.error, DiskFull)
-    shard.tick()  # there is room again
+    shard.tick()  # there is space again
     put(bench, b"other", b"confirmed")
     assert [(r.offset, r.key) for r in records(log)] == [(0, b"k"), (1, b"k"), (2, b"other")]
     assert [type(error) for error in told] == [Conflict]
@@ -96,7 +96,7 @@ def test_a_segment_that_is_written_to_again_for_want_of_room_for_the_next_is_not
 
 
 class Overtaken(RealDisk):
-    """Others go on while the cleaner makes its file."""
+    """Lets other threads act while the cleaner creates its file."""
 
     meanwhile: Callable[[], object] | None = None
 
@@ -108,8 +108,8 @@ class Overtaken(RealDisk):
         return file
 
 
-def test_a_deleted_key_does_not_come_back_when_a_part_of_a_compaction_comes_too_late(tmp_path: Path) -> None:
-    """Its tombstone goes only if what it deletes is gone."""
+def test_a_deleted_key_does_not_come_back_when_part_of_a_compaction_is_given_up(tmp_path: Path) -> None:
+    """A tombstone is dropped only if the value that it deletes is gone."""
     disk = Overtaken()
     bench = Bench(tmp_path, disk)
     stream = StreamSettings(segment_size=1000, segment_age_ms=1000, cleanup_policy="compact", tombstone_retention_ms=0)
@@ -118,13 +118,13 @@ def test_a_deleted_key_does_not_come_back_when_a_part_of_a_compaction_comes_too_
     for key, value, size in ((b"a", b"1", 100), (b"k", b"deleted", 100), (b"k", None, 0), (b"b", b"2", 0)):
         put(bench, key, value, size)
         if key == b"k" and value is None:
-            put(bench, b"filler", b"", 700)  # too much to be rewritten with those before it
+            put(bench, b"filler", b"", 700)  # too large to be rewritten together with the segments before it
         bench.clock.advance(2)
     put(bench, b"c", b"active")
     assert [s.base for s in log.segments] == [0, 1, 2, 4, 5]
 
     def delete() -> None:
-        shard.maintenance.delete_before(log, 1)
+        shard.maintenance.starts.delete_before(log, 1)
         shard.pump()
 
     disk.meanwhile = delete
@@ -137,8 +137,8 @@ def test_a_deleted_key_does_not_come_back_when_a_part_of_a_compaction_comes_too_
     shard.close()
 
 
-def test_a_compaction_says_what_it_gained_in_all_and_that_a_busy_log_is_busy(bench: Bench) -> None:
-    """Not nothing at all: whoever asked would take the log for compacted."""
+def test_a_compaction_reports_its_total_gain_or_a_conflict(bench: Bench) -> None:
+    """Without the conflict the caller would take the log for compacted."""
     shard = bench.open(stream=COMPACTED)
     log = shard.log(1)
     for _ in range(9):
@@ -155,35 +155,35 @@ def test_a_compaction_says_what_it_gained_in_all_and_that_a_busy_log_is_busy(ben
     shard.close()
 
 
-@pytest.mark.parametrize("size", [100, 2000])  # through the journal, and past it
-def test_no_room_for_the_file_of_a_log_that_retention_has_emptied_is_a_clean_no(tmp_path: Path, size: int) -> None:
-    """Its active segment has no file yet: there is nothing to take back."""
+@pytest.mark.parametrize("size", [100, 2000])  # inline in the journal, and straight to the segment
+def test_a_full_disk_refuses_the_first_append_after_retention_emptied_a_log(tmp_path: Path, size: int) -> None:
+    """The active segment has no file yet, so there is nothing to undo."""
     disk = Interrupted()
     bench = Bench(tmp_path, disk)
     shard = bench.open()
     log = shard.log(1)
     bench.append(1, [b"old"])
-    shard.maintenance.delete_before(log, 1)
+    shard.maintenance.starts.delete_before(log, 1)
     shard.pump()
     disk.is_full, disk.meanwhile = True, lambda: None
     ticket = log.append(batch([b"x" * size]))
     shard.pump()
     assert shard.failure is None and shard.is_full
-    for _ in range(2):  # there is room again: first for what waits, then for others
+    for _ in range(2):  # there is space again: first for the stuck round, then for others
         shard.tick()
         shard.pump()
-    assert ticket.done and (ticket.error is None) == (size == 100), "what is in the journal is not refused"
+    assert ticket.done and (ticket.error is None) == (size == 100), "a journaled round is not refused"
     bench.append(1, [b"next"])
     assert [len(r.value or b"") for r in records(log)] == ([100, 4] if size == 100 else [4])
     shard.close()
 
 
-def test_what_was_refused_does_not_come_back_in_the_first_file_of_a_segment() -> None:
-    """It was written, as far as there was room, to a file that had nothing before."""
+def test_refused_bytes_do_not_come_back_in_the_first_file_of_a_segment() -> None:
+    """They were written, as far as there was space, to a new file."""
     disk = new_disk()
     shard = reopen(disk, spec())
     write(shard, "old")
-    shard.maintenance.delete_before(shard.logs[1], 1)
+    shard.maintenance.starts.delete_before(shard.logs[1], 1)
     shard.pump()
     disk.capacity = disk.used + 1000
     tickets = [shard.logs[1].append(simulated_batch("refused", 700)) for _ in range(2)]
@@ -201,8 +201,8 @@ class NoRoomToRewrite(RealDisk):
         return super().pwrite(file, buffers, position)
 
 
-def test_a_compaction_that_finds_no_room_gives_back_what_it_took(tmp_path: Path) -> None:
-    """Of a full disk it would take the last of it, and keep it until the next start."""
+def test_a_compaction_that_finds_no_space_frees_what_it_used(tmp_path: Path) -> None:
+    """Otherwise it would use the last space of a full disk until the next start."""
     bench = Bench(tmp_path, NoRoomToRewrite())
     shard = bench.open(stream=COMPACTED)
     log = shard.log(1)
@@ -217,7 +217,7 @@ def test_a_compaction_that_finds_no_room_gives_back_what_it_took(tmp_path: Path)
     shard.close()
 
 
-def test_a_pin_that_comes_while_a_log_is_compacted_keeps_what_follows_it(tmp_path: Path) -> None:
+def test_a_pin_set_during_a_compaction_keeps_the_records_after_it(tmp_path: Path) -> None:
     disk = Overtaken()
     bench = Bench(tmp_path, disk)
     shard = bench.open(stream=COMPACTED)
@@ -238,8 +238,8 @@ def test_a_pin_that_comes_while_a_log_is_compacted_keeps_what_follows_it(tmp_pat
     shard.close()
 
 
-def test_a_compaction_whose_segments_retention_takes_before_it_has_read_them_gives_way(tmp_path: Path) -> None:
-    """It failed for want of a file, and housekeeping counted and told an error."""
+def test_a_compaction_gives_way_to_retention(tmp_path: Path) -> None:
+    """Regression: it failed because a file was missing, and housekeeping counted and logged an error."""
     bench = Bench(tmp_path)
     shard = bench.open(stream=COMPACTED)
     log = shard.log(1)
@@ -249,7 +249,7 @@ def test_a_compaction_whose_segments_retention_takes_before_it_has_read_them_giv
     shard.pump()
     first = log.segments[0]
     told: list[BaseException | None] = []
-    shard.maintenance.delete_before(log, first.next_offset)
+    shard.maintenance.starts.delete_before(log, first.next_offset)
     shard.maintenance.compact(log, lambda _made, error: told.append(error))
     shard.pump()
     assert not Path(first.path()).exists() and first not in log.segments
@@ -257,8 +257,8 @@ def test_a_compaction_whose_segments_retention_takes_before_it_has_read_them_giv
     shard.close()
 
 
-def test_a_rewriting_that_a_pin_came_before_does_not_come_back_after_a_crash() -> None:
-    """It had its name already, and a start takes the newest there is: what the pin held was gone."""
+def test_a_rewrite_cancelled_by_a_pin_does_not_come_back_after_a_crash() -> None:
+    """Regression: it had its final name, and a start uses the newest generation: the pinned records were gone."""
     disk = new_disk()
     segmented = spec(segment_size=100)
     shard = reopen(disk, segmented)
@@ -289,4 +289,4 @@ def test_a_rewriting_that_a_pin_came_before_does_not_come_back_after_a_crash() -
             pinned += 1
             assert simulated_values(again) == ["a", "b", "c"]
     assert pinned > 5
-    assert not [name for name in disk.listdir(log.tail.folder) if "-000001" in name], "nothing is left of it"
+    assert not [name for name in disk.listdir(log.tail.folder) if "-000001" in name], "its files are removed"

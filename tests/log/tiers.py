@@ -24,7 +24,7 @@ def fill(bench: Bench, count: int = 30) -> None:
 
 
 def mixed(shard: Shard) -> None:
-    """Records of every kind that must come back as they were."""
+    """Append records of every kind; restoring must return them unchanged."""
     log = shard.log(1)
     plain = [
         (None, b"no key", (), 5_000),
@@ -64,7 +64,7 @@ def reseal(data: bytearray) -> None:
 
 
 def sealed(log: Log) -> list[Segment]:
-    return [segment for segment in log.segments if segment.is_sealed and segment.size and segment.tier is None]
+    return [segment for segment in log.segments if segment.is_sealed and segment.size and not segment.is_archived]
 
 
 def write(shard: Shard, segment: Segment) -> str:
@@ -75,7 +75,7 @@ def write(shard: Shard, segment: Segment) -> str:
 
 def take(shard: Shard, segment: Segment) -> BaseException | None:
     found: list[BaseException | None] = []
-    tiering.archive(shard, shard.log(1), segment, lambda _made, error: found.append(error))
+    shard.maintenance.archive(shard.log(1), segment, lambda _made, error: found.append(error))
     shard.pump()
     return found[0]
 
@@ -89,7 +89,7 @@ def archive(shard: Shard) -> int:
 
 
 def restore(shard: Shard) -> None:
-    for segment in [s for s in shard.log(1).segments if s.tier is not None]:
+    for segment in [s for s in shard.log(1).segments if s.is_archived]:
         bring_back(shard, segment, f"{shard.root}/back")
 
 
@@ -101,7 +101,7 @@ def bring_back(shard: Shard, segment: Segment, target: str) -> None:
         [segment],
         lambda _data, _info: None,
         lambda _made, error: errors.append(error),
-        make=lambda: tiering.take_back(shard.files, segment, target, 4096),
+        make=lambda: tiering.adopt_restored(shard.files, segment, target, 4096),
     )
     shard.pump()
     assert errors == [None]

@@ -91,7 +91,7 @@ class LogMachine(RuleBasedStateMachine):
     def delete_before(self, log_id: int, share: float) -> None:
         start, end = self.starts[log_id], len(self.records[log_id])
         offset = start + int((end - start) * share)
-        self.shard.maintenance.delete_before(self.shard.logs[log_id], offset)
+        self.shard.maintenance.starts.delete_before(self.shard.logs[log_id], offset)
         self.shard.pump()
         self.starts[log_id] = offset
 

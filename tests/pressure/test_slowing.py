@@ -253,7 +253,7 @@ async def test_the_file_limit_leaves_room_for_answers_on_their_way(
     """Each may take two: one of its segment, and a copy of the socket of a client that does not read on."""
     monkeypatch.setattr("headrace.log.disk.disk.RealDisk.open_files_max", lambda _: files)
     broker = await Broker.open(Config(data_dir=str(tmp_path)))
-    parts = broker.shard.files.parts_max
+    parts = broker.shard.file_ranges.limit
     assert 0 < 2 * parts <= files // 16
     assert broker.pressure.connections_max <= files - files // 4 - 100 - 2 * parts
     await broker.close()

@@ -156,7 +156,7 @@ class Broker:
         for holder in (
             self.spill,
             Cache("indexes", shard.index_cache),
-            Cache("row_groups", shard.files.groups),
+            Cache("row_groups", shard.archives.cache),
             Cache("recent_reads", shard.recent_reads),
             ReadAhead(self.vhosts),
             self.coordination.room,

@@ -144,7 +144,7 @@ class Log(LogEnd):
         """The next readable offset after damage at `offset`, or the visible end. Raises ReadWaits if the data to search
         is not in memory."""
         try:
-            return self._reader.behind(offset, self.visible_end)
+            return self._reader.next_readable(offset, self.visible_end)
         except OSError as error:
             raise self._unreadable(error) from error
 
@@ -155,7 +155,7 @@ class Log(LogEnd):
         if self.is_closed or not self.start_offset <= offset < stop:
             return None
         try:
-            return self._reader.part(offset, stop, max_bytes)
+            return self._reader.file_range(offset, stop, max_bytes)
         except OSError as error:
             raise self._unreadable(error) from error
 

@@ -35,6 +35,7 @@ from headrace.log.disk.workers import InlineWorker, Post, SerialExecutor, Thread
 from headrace.log.log import Log, LogSpec
 from headrace.log.maintenance.maintenance import Maintenance
 from headrace.log.read.cold_reads import Loader
+from headrace.log.read.file_range import FileRanges
 from headrace.log.read.reader import Reader
 from headrace.log.read.recent_reads import RecentReads
 from headrace.log.recovery.recovery import RecoveryReport, recover
@@ -46,6 +47,7 @@ from headrace.log.state.changes import StateChange
 from headrace.log.state.store import DiskStateStore, Fold
 from headrace.log.status import Phase, ShardStatus
 from headrace.log.tier.archive import tier_root
+from headrace.log.tier.sources import Archives
 
 RECENT_BYTES_MAX = 8 << 20
 
@@ -93,6 +95,8 @@ class Shard:
         self.files = FileCache(disk, settings.open_files_max or disk.open_files_max() // 4)
         self.index_cache = IndexCache(self.files, settings.index_cache_bytes)
         self.recent_reads = RecentReads(RECENT_BYTES_MAX)
+        self.file_ranges = FileRanges(self.files)
+        self.archives = Archives(disk)
         self.logs: dict[int, Log] = {}
         self.epoch = 0
         self.ids = range(0)
@@ -214,7 +218,8 @@ class Shard:
         self.flusher = Flusher(context, self.logs)
         self.maintenance = Maintenance(self)
         self._threads.callback(self.maintenance.close)
-        self.maintenance.truncations.finish()
+        self.maintenance.truncations.finish(self.pending_truncations)
+        self.pending_truncations = []
 
     def pump(self) -> bool:
         """Inline only: run the waiting jobs, one at a time, until none is left. True if any ran."""
@@ -323,7 +328,9 @@ class Shard:
     def new_log(self, spec: LogSpec) -> Log:
         folder = f"{self.root}/{paths.LOGS}/{paths.log_folder(spec.id, spec.slug)}"
         tail = Tail(self.files, folder, spec.settings, self.clock)
-        reader = Reader(self.files, self.index_cache, self.recent_reads, tail, self.counters, self.loader)
+        reader = Reader(
+            self.files, self.index_cache, self.recent_reads, self.file_ranges, tail, self.counters, self.loader
+        )
         return Log(self, self.staging, spec, self.epoch, tail, reader)
 
     def log(self, log_id: int) -> Log:

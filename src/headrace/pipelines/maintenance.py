@@ -25,7 +25,7 @@ from headrace.log.read.external import LogFiles
 from headrace.log.recovery.inspect import Checked, Inspector, VerifyReport
 from headrace.log.segments.segment import Segment
 from headrace.log.tier.archive import NotArchivable, parquet_path, write_parquet, write_segment
-from headrace.log.tier.manifest import read_tier
+from headrace.log.tier.sources import Archives
 from headrace.pipelines.java import check_pyspark, has_pyspark
 from headrace.pipelines.local_folder import local_data_folder
 from headrace.record.batch.recompress import recompress
@@ -97,10 +97,10 @@ class SegmentItem:
     def archived(self) -> Segment:
         manifest = self.segment.path(TIER)
         try:
-            tier = read_tier(RealDisk(), manifest)
+            source = Archives(RealDisk()).open(manifest)
         except FileNotFoundError:
             raise NotFound(f"{manifest} no longer exists: the segment was deleted or rewritten meanwhile") from None
-        return Segment.archived(self.folder, self.generation, tier)
+        return Segment.archived(self.folder, self.generation, source)
 
 
 class Done(NamedTuple):
@@ -132,7 +132,7 @@ class TopicMaintenance:
 
     def sealed(self, topic: str) -> list[SegmentItem]:
         """The segments that may be rewritten: sealed, below the durable end, and not archived."""
-        return [SegmentItem.of(topic, *found) for found in self._segments(topic) if found[2].tier is None]
+        return [SegmentItem.of(topic, *found) for found in self._segments(topic) if not found[2].is_archived]
 
     def _logs(self, topic: str) -> list[dict[str, Any]]:
         logs = self.link.logs(topic)
@@ -170,7 +170,7 @@ class TopicMaintenance:
         items = [
             SegmentItem.of(topic, partition, log_id, segment)
             for partition, log_id, segment in self._segments(topic)
-            if segment.tier is None and (before_ms is None or segment.max_timestamp < before_ms)
+            if not segment.is_archived and (before_ms is None or segment.max_timestamp < before_ms)
         ]
         root = self.tier_root
 
@@ -198,7 +198,7 @@ class TopicMaintenance:
 
     def restore(self, topic: str) -> Done:
         """Turns archived segments back into segment files, with their original codec."""
-        found = [(p, log_id, s) for p, log_id, s in self._segments(topic) if s.tier is not None]
+        found = [(p, log_id, s) for p, log_id, s in self._segments(topic) if s.is_archived]
         items = [SegmentItem.of(topic, *one) for one in found]
         folder = self.folder
 
@@ -226,7 +226,7 @@ class TopicMaintenance:
         then each segment is rewritten on its own, so that values are never shuffled.
         """
         segments = self._segments(topic)
-        items = [SegmentItem.of(topic, *found) for found in segments if found[2].tier is None]
+        items = [SegmentItem.of(topic, *found) for found in segments if not found[2].is_archived]
         if is_for_here(self._on, sum(item.size for item in items)):
             gains = self.link.send("POST", "topics", topic, "compact", body={})["partitions"]
             return Done([Written(g["bytes_before"], g["bytes_after"], g["records_after"]) for g in gains], [])
@@ -240,7 +240,7 @@ class TopicMaintenance:
         holds = {log["partition"]: log["held_from"] for log in self.link.logs(topic) or ()}
         deletes = Deletes(now_ms, parse_duration(config["tombstone_retention"]))
         # Archived segments are not rewritten: keep tombstones, which may be all that hides records in the archive.
-        archived = {partition for partition, _, segment in segments if segment.tier is not None}
+        archived = {partition for partition, _, segment in segments if segment.is_archived}
 
         def work(item: SegmentItem) -> Staged:
             kept = survivors.get((item.partition, item.base), array("q"))

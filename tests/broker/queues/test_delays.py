@@ -113,7 +113,7 @@ async def test_a_deleted_delayed_message_is_not_retried(
     broker: Broker, host: VirtualHost, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = await delayed(host, b"1", b"2")
-    await broker.shard.maintenance.delete_before(host.delays._logs["x"].view.log, 1)
+    await broker.shard.maintenance.starts.delete_before(host.delays._logs["x"].view.log, 1)
     pass_time(broker)
     await until(lambda: queue.ready == 1)
     assert bodies(queue) == [b"2"]

@@ -57,7 +57,7 @@ def test_a_segment_that_retention_removed_may_come_back_alone() -> None:
     checkpoint(shard)
     first = next(path for path in sorted(disk.files()) if path.endswith(".log"))
     content = disk.files()[first]
-    shard.maintenance.delete_before(shard.logs[1], 4)
+    shard.maintenance.starts.delete_before(shard.logs[1], 4)
     shard.pump()
     image = disk.kill()
     file = image.open(first, create=True)
@@ -72,7 +72,7 @@ def test_two_moves_of_a_logs_start_that_are_under_way_together_never_move_it_bac
     for text in "abcd":
         write(shard, text, size=60)
     for offset in (3, 1):
-        shard.maintenance.delete_before(shard.logs[1], offset)
+        shard.maintenance.starts.delete_before(shard.logs[1], offset)
     shard.pump()
     assert values(shard) == ["d"]
     assert values(reopen(lost(disk), spec(segment_size=100))) == ["d"]
@@ -117,7 +117,7 @@ def test_a_segment_that_a_truncation_replaced_does_not_come_back_when_its_copy_e
     for text in "abcd":
         write(shard, text)
     truncate(shard, 2)
-    shard.maintenance.delete_before(shard.logs[1], 2)
+    shard.maintenance.starts.delete_before(shard.logs[1], 2)
     shard.pump()
     write(shard, "e")
     for image in [lost(disk), *(disk.power_cut(Random(n)) for n in range(200))]:
@@ -250,7 +250,7 @@ def test_a_pin_set_while_retention_is_under_way_holds_from_when_it_is_confirmed(
         write(shard, text, size=60)
     log = shard.logs[1]
     images = every_cut(disk)
-    shard.maintenance.apply_retention(log, 0)
+    shard.maintenance.starts.apply_retention(log, 0)
     log.set_retention_hold("job", 1)
     pin = shard.group()
     pin.put("pins", b"job", b"1")
@@ -263,8 +263,8 @@ def test_a_pin_set_while_retention_is_under_way_holds_from_when_it_is_confirmed(
         if again.state.get("pins", b"job") is not None:
             assert values(again)[-3:] == ["b", "c", "d"]
     log.set_retention_hold("job", None)
-    shard.maintenance.apply_retention(log, 0)
-    shard.maintenance.delete_before(log, 2)
+    shard.maintenance.starts.apply_retention(log, 0)
+    shard.maintenance.starts.delete_before(log, 2)
     log.set_retention_hold("late", 1)
     shard.pump()
     assert values(shard) == ["c", "d"], "what somebody deletes is not retention's"
@@ -279,7 +279,7 @@ def test_retention_that_meets_a_pin_and_a_full_disk_takes_what_is_pinned_only_if
     for text in "abcd":
         write(shard, text, size=60)
     log = shard.logs[1]
-    shard.maintenance.apply_retention(log, 0)
+    shard.maintenance.starts.apply_retention(log, 0)
     shard._deferred.popleft()()  # its round is under way, so that what comes now is in another
     log.set_retention_hold("job", 1)
     pin = shard.group()

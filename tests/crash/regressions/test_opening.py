@@ -175,7 +175,7 @@ def test_an_async_log_that_lost_a_segment_before_its_sync_does_not_stop_the_shar
     shard = reopen(disk, *specs)
     for text in "abc":
         write(shard, text, size=60)
-    shard.maintenance.delete_before(shard.logs[1], 2)
+    shard.maintenance.starts.delete_before(shard.logs[1], 2)
     shard.pump()
     group = shard.group()
     group.append(shard.logs[1], batch("d", 60))
@@ -194,7 +194,7 @@ def test_the_seal_of_an_unfinished_recovery_does_not_hide_what_lies_behind_it() 
     checkpoint(shard)
     for text in "bcd":
         write(shard, text, size=1000)  # past the journal
-    shard.maintenance.delete_before(shard.logs[1], 2)
+    shard.maintenance.starts.delete_before(shard.logs[1], 2)
     shard.pump()
     images = every_cut(disk := disk.kill())
     reopen(disk, spec())

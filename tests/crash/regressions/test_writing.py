@@ -160,7 +160,7 @@ def test_the_name_of_a_segment_that_was_begun_early_is_synced_when_its_file_is_m
     disk = new_disk()
     shard = reopen(disk, spec())
     write(shard, "a")
-    shard.maintenance.delete_before(shard.logs[1], 1)
+    shard.maintenance.starts.delete_before(shard.logs[1], 1)
     shard.pump()
     checkpoint(shard)
     write(shard, "b")

@@ -87,7 +87,7 @@ def test_consumers_go_on_behind_what_was_deleted_from_the_log(running: Running, 
     broker = running.server.broker
 
     async def delete() -> None:
-        await broker.shard.maintenance.delete_before(broker.streams.get(name).partitions[0].log, 5)
+        await broker.shard.maintenance.starts.delete_before(broker.streams.get(name).partitions[0].log, 5)
 
     asyncio.run_coroutine_threadsafe(delete(), running.loop).result(PATIENCE_S)
     assert depth(channel, name) == 5

@@ -83,7 +83,7 @@ def test_a_gap_left_by_retention_is_reported(own: type[Live]) -> None:
     server.publish("t", *({"value": str(i)} for i in range(10)))
 
     async def drop() -> None:
-        await server.broker.shard.maintenance.delete_before(server.broker.streams.get("t").partitions[0].log, 6)
+        await server.broker.shard.maintenance.starts.delete_before(server.broker.streams.get("t").partitions[0].log, 6)
 
     server.call(drop())
     with server.events("/topics/t/stream", headers={"last-event-id": "0:2"}) as events:

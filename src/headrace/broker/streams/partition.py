@@ -109,7 +109,7 @@ class Partition:
     @property
     def archived_sizes(self) -> list[int]:
         """The file sizes of the segments in the tier."""
-        return [segment.stored_bytes for segment in self.log.segments if segment.tier is not None]
+        return [segment.stored_bytes for segment in self.log.segments if segment.is_archived]
 
     @property
     def max_timestamp(self) -> int:

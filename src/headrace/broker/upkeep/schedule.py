@@ -11,7 +11,7 @@ from headrace.broker.streams.streams import Streams
 from headrace.clock import Clock
 from headrace.errors import Conflict, HeadraceError, StorageError
 from headrace.log.log import Log
-from headrace.log.maintenance.dirtiness import is_due_now
+from headrace.log.maintenance.compaction import is_due_now
 from headrace.log.shard import Shard
 
 logger = logging.getLogger("headrace.broker")
@@ -97,13 +97,13 @@ class Housekeeping:
                 logger.error("housekeeping of %s failed: %s", log.slug, error)
 
     async def _apply_retention(self, log: Log) -> None:
-        ticket = self._shard.maintenance.apply_retention(log, self._clock.now_ms())
+        ticket = self._shard.maintenance.starts.apply_retention(log, self._clock.now_ms())
         if ticket is not None:
             await ticket
 
     async def _begin_retention(self, log: Log) -> None:
         """Start retention without waiting for it: see RoundScheduler.move_starts."""
-        self._shard.maintenance.apply_retention(log, self._clock.now_ms())
+        self._shard.maintenance.starts.apply_retention(log, self._clock.now_ms())
 
     async def _compact_if_due(self, log: Log) -> None:
         if log.settings.is_compacted and await self._is_due(log):

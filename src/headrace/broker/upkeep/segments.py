@@ -12,11 +12,10 @@ from headrace.broker.sinks.uploads import Uploads
 from headrace.broker.streams.partition import Partition
 from headrace.broker.transactions.producers import Producers
 from headrace.errors import Conflict, HeadraceError, NotFound, StorageError
-from headrace.log.maintenance.compaction import Rewritten
-from headrace.log.maintenance.offline_rewrite import adopt
+from headrace.log.segments.replacement import Rewritten, adopt
 from headrace.log.segments.segment import Segment
 from headrace.log.shard import Shard
-from headrace.log.tier.archive import archive, take_back
+from headrace.log.tier.archive import adopt_restored
 
 Outcome = tuple[Rewritten | None, BaseException | None]
 
@@ -42,7 +41,7 @@ class SegmentUpkeep:
         found = _sealed(partition, base, generation)
         path = self._uploads.path_of(upload)
         interval = log.settings.index_interval
-        make = adopt if found.tier is None else take_back
+        make = adopt_restored if found.is_archived else adopt
         done, report = _outcome()
         self._uploads.hold([upload])
         try:
@@ -64,10 +63,10 @@ class SegmentUpkeep:
         before it replaces it.
         """
         found = _sealed(partition, base, generation)
-        if found.tier is not None:
+        if found.is_archived:
             raise Conflict(f"segment {base} is already archived")
         done, report = _outcome()
-        archive(self._shard, partition.log, found, report)
+        self._shard.maintenance.archive(partition.log, found, report)
         return _gain(*await done, what=f"segment {base}")
 
     async def compact(self, partition: Partition) -> Gain:
@@ -85,7 +84,7 @@ class SegmentUpkeep:
         A snapshot first keeps what the deleted records say about producers (sequence numbers, aborted transactions).
         """
         self._producers.snapshot_of(partition.log)
-        await self._shard.maintenance.delete_before(partition.log, offset)
+        await self._shard.maintenance.starts.delete_before(partition.log, offset)
 
 
 def _outcome() -> tuple["asyncio.Future[Outcome]", Callable[[Rewritten | None, BaseException | None], object]]:

@@ -13,16 +13,11 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from headrace.log.disk.disk import Disk, FileId, is_untouched, sync_noting
+from headrace.log.disk.disk import Disk, FileId, sync_noting
 from headrace.log.disk.io_chain import SyncFailure
 from headrace.log.disk.open_files import OpenFile, OpenFiles
-from headrace.log.read.file_range import FileRange, cut_part, parts_max
-from headrace.log.tier.row_group_cache import GroupCache
-
-if TYPE_CHECKING:
-    from headrace.log.segments.segment import Segment
 
 Bytes = bytes | bytearray | memoryview
 T = TypeVar("T")
@@ -41,11 +36,9 @@ class Dirty(NamedTuple):
 class FileCache(OpenFiles):
     def __init__(self, disk: Disk, open_files_max: int) -> None:
         super().__init__(disk, threading.Lock(), OrderedDict())
-        self.groups = GroupCache(disk)
         self.sync_filesystem: Callable[[], None] | None = None  # set by a shard: syncs all files at once
         self._max = max(open_files_max, 8)
         self.held_max = self._max // 2  # files that one round may hold open; others need some, too
-        self.parts_max = parts_max(disk.open_files_max())
         self._being_synced: Counter[str] = Counter()  # no longer dirty, but their sync has not ended
         self._forgets = 0
         self.is_ending = False  # work that can be done after the next start is not begun or continued
@@ -78,6 +71,8 @@ class FileCache(OpenFiles):
                     entry = self._open[path] = OpenFile(path, file)
                     return entry
             self.disk.close(file)  # another thread opened it, or the name now belongs to another file
+
+    acquire = _acquire  # for readers; pair it with `release`
 
     def _open_file(self, path: str, create: bool, writes: bool) -> FileId:
         return self._open_or_shrink(lambda: self.disk.open(path, create=create), writes=writes)
@@ -148,31 +143,11 @@ class FileCache(OpenFiles):
         finally:
             self.release(entry)
 
-    def read_segment(self, segment: "Segment", size: int, position: int) -> bytes:
-        """Bytes of a segment's batches, from its file or its archive; from an archive only up to the end of a row
-        group."""
-        if segment.tier is None:
-            return self.read(segment.data_path, size, position)
-        return self.groups.read(segment.tier, size, position)
-
     def read_cached(self, path: str, size: int, position: int) -> bytes | None:
         """None if the bytes are not in the page cache, so that reading them would wait for the disk."""
         entry = self._acquire(path)
         try:
             return self.disk.pread_cached(entry.file, size, position)
-        finally:
-            self.release(entry)
-
-    def part(
-        self, segment: "Segment", position: int, end: int, next_offset: int, *, is_at_end: bool
-    ) -> FileRange | None:
-        """Batches that can be sent without reading them; see read/file_range.py. None if there are too many ranges
-        already, and on a simulated disk, which must see every read."""
-        if FileRange.made >= self.parts_max or not is_untouched(self.disk):
-            return None
-        entry = self._acquire(segment.data_path)
-        try:
-            return cut_part(self.disk, entry.file, position, end, next_offset, segment.left_memory, is_at_end=is_at_end)
         finally:
             self.release(entry)
 
@@ -336,7 +311,6 @@ class FileCache(OpenFiles):
         with self._lock:
             self._forgets += 1
             for path in paths:
-                self.groups.forget(path)  # after a truncation the name may be used again for other records
                 self._dirty.discard(path)
                 self._idle.pop(path, None)
                 entry = self._open.pop(path, None)

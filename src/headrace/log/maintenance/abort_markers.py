@@ -1,57 +1,58 @@
-"""When the marker of an aborted transaction may go from a compacted log.
+"""When compaction may drop the marker of an aborted transaction.
 
-Kafka's clients are told which transactions were aborted, and take all that such a producer has sent for aborted until
-its marker comes: no marker may go as long as somebody is told of it. And who reads a segment that compaction replaced
-meanwhile finds out in what follows how its transactions ended. So it takes two passes: one that leaves nothing of the
-transaction, and one, `tombstone_retention` later, that finds nothing of it. Before what that one made takes its
-place, whoever knows of aborted transactions has forgotten this one, durably.
+Kafka's clients receive a list of aborted transactions, and skip everything from such a producer until its marker: a
+marker must stay as long as the broker lists its transaction. And a reader of a segment that compaction has replaced
+learns from the records behind it how its transactions ended. So it takes two passes: one that leaves no record of the
+transaction, and one, `tombstone_retention` later, that finds none. Before the result of the second pass counts, the
+registry of aborted transactions has forgotten this one, durably.
 
-For the owner thread.
+Owner thread only.
 """
 
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from headrace.clock import Clock
 from headrace.errors import HeadraceError
+from headrace.log.commit.atomic_group import AtomicGroup
 from headrace.log.commit.round import Ticket
 from headrace.log.log import Log
-
-if TYPE_CHECKING:
-    from headrace.log.maintenance.compaction import LatestByKey
-    from headrace.log.shard import Shard
+from headrace.log.maintenance.compaction import LatestByKey
+from headrace.log.state.store import StateStore
 
 TABLE = "aborts"
-_PASS = struct.Struct(">qq")  # before this offset nothing of an aborted transaction is left that has a key; since when
+_PASS = struct.Struct(">qq")  # no keyed record of an aborted transaction is left before this offset; since when
 
 Forget = Callable[[Log, Sequence[int]], Ticket | None]
 
 
-class Aborts:
-    def __init__(self, shard: "Shard") -> None:
-        self._shard = shard
-        self.forget: Forget | None = None  # told the offsets of markers; the ticket says when they may go
+class AbortMarkers:
+    def __init__(self, state: StateStore, group: Callable[[], AtomicGroup], clock: Clock) -> None:
+        self._state = state
+        self._group = group
+        self._clock = clock
+        self.forget: Forget | None = None  # receives marker offsets; its ticket resolves when they may be dropped
 
-    def may_go_before(self, log: Log) -> int:
-        """The offset before which a marker goes that has no record of its transaction before it."""
-        passed = self._shard.state.get(TABLE, log.id.to_bytes(8, "big"))
+    def removable_before(self, log: Log) -> int:
+        """The offset before which a marker is dropped that has no record of its transaction before it."""
+        passed = self._state.get(TABLE, log.id.to_bytes(8, "big"))
         if passed is None or self.forget is None:
             return 0
         until, since_ms = _PASS.unpack(passed)
-        return until if self._shard.clock.now_ms() - since_ms >= log.settings.tombstone_retention_ms else 0
+        return until if self._clock.now_ms() - since_ms >= log.settings.tombstone_retention_ms else 0
 
-    def passed(self, log: Log, keep: "LatestByKey") -> None:
-        """All of the log was rewritten by this filter."""
+    def record_pass(self, log: Log, keep: LatestByKey) -> None:
+        """A pass with this filter has rewritten the whole log."""
         key = log.id.to_bytes(8, "big")
-        is_waiting = self._shard.state.get(TABLE, key) is not None and not self.may_go_before(log)
+        is_waiting = self._state.get(TABLE, key) is not None and not self.removable_before(log)
         if not keep.has_aborts or is_waiting or self.forget is None:
             return
-        group = self._shard.group()
-        group.put(TABLE, key, _PASS.pack(keep.until, self._shard.clock.now_ms()))
-        with suppress(HeadraceError):  # the next pass says it
+        group = self._group()
+        group.put(TABLE, key, _PASS.pack(keep.until, self._clock.now_ms()))
+        with suppress(HeadraceError):  # the next pass records it
             group.commit(lazy=True)
 
-    def let_go(self, log: Log, markers: Sequence[int]) -> Ticket | None:
-        """What has to be stored before these are gone; None when nothing has."""
+    def forget_dropped(self, log: Log, markers: Sequence[int]) -> Ticket | None:
+        """Resolves when the markers may be dropped; None when that is at once."""
         return self.forget(log, markers) if markers and self.forget is not None else None

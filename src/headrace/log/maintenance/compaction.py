@@ -1,36 +1,34 @@
-"""Rewriting sealed segments without the records that nobody needs any more.
+"""Compaction: rewriting sealed segments without the records that are no longer needed.
 
-The new file holds the same batches less the dropped records, at their old offsets: gaps are allowed, numbering is
-not. It replaces the old one by a name of a higher generation, so whoever reads the old one is not disturbed, and
-a crash leaves the old one or the new one. Key compaction and the rewriting of mostly settled queue segments
-differ only in the filter.
+The new file holds the same batches without the dropped records. Offsets stay, so there are gaps. It replaces the old
+file under a name of a higher generation: readers of the old one are not disturbed, and a crash leaves either of them.
+Key compaction and the rewriting of mostly settled queue segments differ only in the filter.
 """
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from headrace.errors import CorruptBatch, CorruptLog, LogClosed
+from headrace.errors import LogClosed
 from headrace.log.disk import paths
 from headrace.log.disk.disk import write_atomically
 from headrace.log.disk.file_cache import FileCache
+from headrace.log.log import Log
 from headrace.log.segments import index
+from headrace.log.segments.batches import batches
+from headrace.log.segments.replacement import Rewritten, remove_unfinished
 from headrace.log.segments.segment import Segment, seal_of
 from headrace.record import codec
 from headrace.record.codec import is_commit
 from headrace.record.layout import MAX_TIMESTAMP
 from headrace.record.types import BatchInfo
 
-_READ_BYTES = 4 << 20
-
 
 class Kept(NamedTuple):
-    """What stays of a batch."""
+    """The records of a batch that stay."""
 
-    offsets: Sequence[int] | None  # all of them when None
-    horizon_ms: int | None = None  # the delete horizon that it gets
+    offsets: Sequence[int] | None  # None: all of them
+    horizon_ms: int | None = None  # a delete horizon to set on the batch
 
 
 ALL, NONE = Kept(None), Kept(())
@@ -42,67 +40,12 @@ class ByKey(Protocol):
     def keeps(self, data: memoryview, info: BatchInfo) -> Kept: ...
 
 
-# Which offsets of a batch to keep, of one without control records: all of them when None.
+# Which offsets of a batch to keep; None: all. Not called for control batches, which are kept.
 Filter = Callable[[memoryview, BatchInfo], Sequence[int] | None]
 
 
-@dataclass(slots=True)
-class Rewritten:
-    segment: Segment
-    bytes_before: int
-    bytes_after: int
-    records_before: int
-    records_after: int
-    unnamed: str | None = None  # the file that is to have the segment's name
-
-    def added_to(self, earlier: "Rewritten | None") -> "Rewritten":
-        """The figures of both, where this one is of what follows."""
-        if earlier is None:
-            return self
-        return Rewritten(
-            self.segment,
-            earlier.bytes_before + self.bytes_before,
-            earlier.bytes_after + self.bytes_after,
-            earlier.records_before + self.records_before,
-            earlier.records_after + self.records_after,
-        )
-
-    def made_of(self, earlier: "Rewritten | None") -> "Rewritten":
-        """The figures of both, where this one is of what that one left, and more."""
-        if earlier is None:
-            return self
-        return Rewritten(
-            self.segment,
-            self.bytes_before + earlier.bytes_before - earlier.bytes_after,
-            self.bytes_after,
-            self.records_before + earlier.records_before - earlier.records_after,
-            self.records_after,
-        )
-
-
-def batches(files: FileCache, segment: Segment) -> Iterator[tuple[memoryview, BatchInfo]]:
-    """Every batch of a sealed segment, checked. Damage is reported, never skipped."""
-    position, want = 0, _READ_BYTES
-    while position < segment.size:
-        data = memoryview(files.read_segment(segment, min(want, segment.size - position), position))
-        try:
-            infos = codec.scan(data)
-        except CorruptBatch as error:
-            raise CorruptLog(segment.path(), position + (error.position or 0), error.reason) from error
-        if not infos:
-            need = 12 + int.from_bytes(data[8:12], "big")
-            if need <= len(data) or need > segment.size - position:
-                raise CorruptLog(segment.path(), position, "a batch is cut short")
-            want = need
-            continue
-        for info in infos:
-            yield data, info
-        position += infos[-1].position + infos[-1].size
-        want = _READ_BYTES
-
-
 def _unless_ending(files: FileCache, segment: Segment) -> Iterator[tuple[memoryview, BatchInfo]]:
-    """The same for work that may take hours: a broker that stops does not wait for it, and the next one begins anew."""
+    """Like `batches`, but LogClosed when the broker stops, which must not wait for hours: the next run starts over."""
     for found in batches(files, segment):
         if files.is_ending:
             raise LogClosed("the broker is stopping")
@@ -112,8 +55,8 @@ def _unless_ending(files: FileCache, segment: Segment) -> Iterator[tuple[memoryv
 def rewrite(files: FileCache, segments: Sequence[Segment], keep: Filter | ByKey, interval: int) -> Rewritten:
     """Write one new segment for a run of neighbours, complete and synced, but not yet in the log.
 
-    It counts with its last name, which `Maintenance` gives it when nobody is against it any more: a start takes the
-    newest there is. The seal that says how far it reaches is durable before.
+    It counts once it has its final name, because a start uses the newest generation; `SegmentRewrites` renames it
+    when it is certain to be wanted. The seal, which says how far it reaches, is durable before that.
     """
     first, last = segments[0], segments[-1]
     target = Segment(first.folder, first.base, max(s.generation for s in segments) + 1)
@@ -135,12 +78,12 @@ def rewrite(files: FileCache, segments: Sequence[Segment], keep: Filter | ByKey,
         finally:
             disk.close(file)
         seal = seal_of(walker, last.next_offset)
-        # Not as a file of the log's: a sync that fails here is no reason to confirm nothing any more.
+        # Not through the file cache: a failed sync of this file must not stop the broker from confirming writes.
         write_atomically(disk, target.path(paths.SEAL), seal.pack())
         files.write_derived(target.path(paths.INDEX), walker.index, 0)
         files.write_derived(target.path(paths.TIME_INDEX), walker.time_index, 0)
     except BaseException:
-        remove_made(files, target)
+        remove_unfinished(files, target)
         raise
     target.size, target.records = seal.size, seal.records
     target.next_offset, target.max_timestamp, target.is_sealed = seal.next_offset, seal.max_timestamp, True
@@ -154,17 +97,8 @@ def rewrite(files: FileCache, segments: Sequence[Segment], keep: Filter | ByKey,
     )
 
 
-def remove_made(files: FileCache, target: Segment) -> None:
-    """Of a segment that was not finished. Its room is needed, if there was not enough; what is left, the next start
-    removes."""
-    files.forget(target.paths)
-    unfinished = [target.path(suffix) + paths.UNFINISHED for suffix in (paths.DATA, paths.SEAL)]
-    for path in (*unfinished, *target.paths):
-        with suppress(OSError):
-            files.disk.unlink(path)
-
-
 def kept_of(data: memoryview, info: BatchInfo, keep: Filter | ByKey) -> bytes | bytearray | memoryview | None:
+    """The batch with only the records that the filter keeps; None if it keeps none."""
     whole = data[info.position : info.position + info.size]
     if not callable(keep):
         kept = keep.keeps(data, info)
@@ -179,9 +113,9 @@ def kept_of(data: memoryview, info: BatchInfo, keep: Filter | ByKey) -> bytes | 
 
 
 class Deletes:
-    """How long tombstones stay, and ends of transactions of which nothing is left. The pass of compaction that removes
-    what they are about gives their batch a delete horizon, and one that comes after it removes them: so every reader
-    has that time to see them, whatever time the records say. A mirror's may be long ago."""
+    """How long tombstones stay, and markers of transactions without remaining records. The pass that removes the
+    records they refer to gives their batch a delete horizon, and a pass after that time removes them. So every reader
+    has time to see them, even if the timestamps of the records are old, as in a mirrored topic."""
 
     def __init__(self, now_ms: int, retention_ms: int) -> None:
         self._now_ms = now_ms
@@ -191,14 +125,14 @@ class Deletes:
         return info.delete_horizon_ms is not None and info.delete_horizon_ms <= self._now_ms
 
     def horizon_for(self, info: BatchInfo) -> int | None:
-        """None where there is one: it does not move."""
+        """The horizon to set; None if the batch has one already, which never changes."""
         return self._horizon_ms if info.delete_horizon_ms is None else None
 
 
 class Survivors:
-    """The filter of key compaction where somebody else found the last record of each key, and says their offsets in
-    ascending order. Records without a key stay, and everything from `until` on, which was not looked at. So do all
-    tombstones, as they are, where nothing is said of deletes."""
+    """The filter of key compaction when the last record of each key is known: `offsets` lists them in ascending order.
+    Records without a key stay, and so does everything from `until` on, which was not examined. Without `deletes` all
+    tombstones stay unchanged."""
 
     def __init__(self, offsets: "array[int]", *, until: int, deletes: Deletes | None) -> None:
         self._offsets = offsets
@@ -217,11 +151,11 @@ class Survivors:
 
 
 class LatestByKey:
-    """The filter of key compaction: the last record of each key, everything that has no key, and a tombstone until
-    every reader had time to see it.
+    """The filter of key compaction: keeps the last record of each key, records without a key, and a tombstone until
+    every reader has had time to see it.
 
-    Learnt from `start` on, where the last pass ended, up to `until`: where `keys_max` keys were seen, a record is too
-    young, `hold` says that somebody needs what follows, or a transaction is still open. The next pass begins there.
+    It learns keys from `start`, where the last pass ended, up to `until`: where `keys_max` keys were seen, a record is
+    too young, a pin needs what follows (`hold`), or a transaction is still open. The next pass begins there.
     """
 
     def __init__(
@@ -236,16 +170,16 @@ class LatestByKey:
         aborts_before: int = 0,
     ) -> None:
         self.until = self._start = start
-        self.is_full = False  # there is more to learn, in another pass
+        self.is_full = False  # the keys did not fit: another pass is needed
         self._deletes = Deletes(now_ms, tombstone_ms)
         self._young_from_ms = now_ms - lag_ms + 1 if lag_ms > 0 else None
         self._keys_max = keys_max
         self._hold = hold
         self._latest = codec.LatestOffsets()
-        self._unended: set[int] = set()  # producers of whose transaction something was kept, up to its marker
-        self._begun: set[int] = set()  # producers of whose transaction something was found, up to its marker
+        self._unended: set[int] = set()  # producers with kept records since their last marker
+        self._begun: set[int] = set()  # producers with any records since their last marker
         self._aborts_before = aborts_before
-        self.has_aborts = False  # that stayed
+        self.has_aborts = False  # markers of aborted transactions were kept
         self._aborts_gone: list[int] = []
 
     def keeps(self, data: memoryview, info: BatchInfo) -> Kept:
@@ -265,22 +199,23 @@ class LatestByKey:
             self._begun.add(info.producer_id)
             if offsets:
                 self._unended.add(info.producer_id)
-        # What a tombstone from `until` on is about may lie there, too: its time begins when that has gone.
+        # A record that a tombstone from `until` on deletes may lie there, too: its time begins when that is removed.
         is_passed = has_tombstones and info.last_offset < self.until
         return Kept(offsets, self._deletes.horizon_for(info) if is_passed else None)
 
     def _keeps_marker(self, data: memoryview, info: BatchInfo) -> Kept:
-        """That a transaction was committed need not be said when nothing of it is left, and every reader had time to
-        see it. That one was aborted is said for longer: see aborts.py.
+        """A commit marker is dropped when no record of its transaction is left and every reader has had time to see
+        it. An abort marker stays longer: see abort_markers.py.
 
-        Asked in the order of the log, from its first segment on: what is left is what this filter kept before."""
-        is_last_word, has_begun = info.producer_id in self._unended, info.producer_id in self._begun
+        Called in the order of the log, from its first segment on: the records left are those that this filter has
+        kept before."""
+        has_records_left, has_begun = info.producer_id in self._unended, info.producer_id in self._begun
         self._unended.discard(info.producer_id)
         self._begun.discard(info.producer_id)
         if info.base_offset >= self.until:
             return ALL
         if is_commit(data, info):
-            if is_last_word:
+            if has_records_left:
                 return ALL
             return NONE if self._deletes.are_over(info) else Kept(None, self._deletes.horizon_for(info))
         if has_begun or info.base_offset >= self._aborts_before:
@@ -290,19 +225,19 @@ class LatestByKey:
         return NONE
 
     def take_aborts_gone(self) -> list[int]:
-        """The markers of aborted transactions that were left out since this was asked last."""
+        """The offsets of abort markers that were dropped since the last call."""
         gone, self._aborts_gone = self._aborts_gone, []
         return gone
 
     def learn(self, files: FileCache, segments: Sequence[Segment], end: int) -> None:
-        """What a transaction wrote counts once its commit is seen, and never if it was aborted. While neither is,
-        the records from its first one on stay as they are."""
+        """Learn the last offset of every key. The records of a transaction count once its commit marker is found, and
+        never if it was aborted. Everything from the first record of an open transaction on stays as it is."""
         undecided: dict[int, codec.LatestOffsets] = {}
         begun: dict[int, int] = {}
         until = self._start
         for data, info in self._within(files, segments, end):
             is_full = len(self._latest) + sum(map(len, undecided.values())) >= self._keys_max
-            # Not before there is something to show for it: a transaction of more keys is held as a whole.
+            # Not before some progress is made: a transaction with more keys is held in memory as a whole.
             if is_full and min([until, *begun.values()]) > self._start:
                 self.is_full = True
                 break
@@ -335,3 +270,45 @@ class LatestByKey:
                 if self._young_from_ms is not None and info.max_timestamp >= self._young_from_ms:
                     return
                 yield data, info
+
+
+# When to compact: all of a log is rewritten for what is new in it.
+
+
+def is_due_now(log: Log, now_ms: int) -> bool:
+    """Whether a log is worth compacting. ReadWaits when a batch that decides it is not in memory."""
+    sealed = [segment for segment in log.segments if segment.is_sealed]
+    dirty = _dirty(log, sealed, now_ms)
+    if not dirty:
+        return False
+    total = sum(segment.size for segment in sealed)
+    if sum(segment.size for segment in dirty) * 100 >= total * log.settings.compaction_dirty_percent:
+        return True
+    return log.settings.compaction_lag_max_ms >= 0 and _is_overdue_now(log, dirty[0], now_ms)
+
+
+def _dirty(log: Log, sealed: list[Segment], now_ms: int) -> list[Segment]:
+    """The sealed segments that no compaction has covered, and that one would cover now."""
+    # After a restart every rewritten segment counts as compacted: at worst it waits until there are new ones.
+    clean_until = log.compacted_until or max((s.next_offset for s in sealed if s.generation), default=0)
+    hold = log.compaction_hold
+    end = log.stable_end if hold is None else min(log.stable_end, hold)
+    young_from_ms = now_ms - log.settings.compaction_lag_ms
+    dirty: list[Segment] = []
+    for segment in sealed:
+        if segment.next_offset <= log.compacted_until:
+            continue
+        if segment.next_offset > end or (log.settings.compaction_lag_ms and segment.max_timestamp > young_from_ms):
+            break  # compaction would stop here, so later segments are no reason for one
+        if segment.base >= clean_until and segment.size:
+            dirty.append(segment)
+    return dirty
+
+
+def _is_overdue_now(log: Log, oldest: Segment, now_ms: int) -> bool:
+    """By the first batch of the oldest segment, as in Kafka; later batches are assumed to be younger."""
+    chunk = log.read_now(max(oldest.base, log.start_offset), 1)
+    if not chunk.data:
+        return False
+    [first, *_] = codec.scan(chunk.data, verify_crc=False)
+    return now_ms - first.max_timestamp > log.settings.compaction_lag_max_ms

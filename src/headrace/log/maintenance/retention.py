@@ -1,4 +1,4 @@
-"""Which segments may go. Decisions only; the deed is in maintenance.py."""
+"""Retention: which segments may be removed. Decisions only; log_start.py carries them out."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from headrace.log.settings import StreamSettings
 class Limits:
     age_ms_max: int  # -1 = none
     bytes_max: int  # -1 = none
-    hold: int | None  # the lowest offset somebody still needs
+    hold: int | None  # the lowest pinned offset
 
     @classmethod
     def of(cls, settings: StreamSettings, holds: Iterable[int]) -> "Limits":
@@ -29,9 +29,9 @@ def new_start(
     *,
     last_ms: Callable[[Segment], int] = lambda segment: segment.max_timestamp,
 ) -> int:
-    """The offset before which everything may go: whole segments, oldest first, never one that a pin needs.
+    """The new start of a log: whole segments are dropped, oldest first, but never one that a pin needs.
 
-    The last segment counts only by age: it is sealed first, and removed with its records when all are too old.
+    The last segment is dropped only by age, when all of its records are too old; it is sealed first.
     """
     bytes_kept = sum(segment.stored_bytes for segment in segments)
     for at, segment in enumerate(segments):
@@ -39,7 +39,7 @@ def new_start(
         if segment.records:
             too_old = limits.age_ms_max >= 0 and now_ms - last_ms(segment) > limits.age_ms_max
         else:
-            too_old = limits.age_ms_max >= 0 and not last  # all rewritten away: it must not keep those behind it
+            too_old = limits.age_ms_max >= 0 and not last  # compacted to nothing: it must not keep later segments
         too_big = limits.bytes_max >= 0 and bytes_kept > limits.bytes_max and not last
         if not (too_old or too_big):
             break  # a later segment can only be younger

@@ -1,8 +1,8 @@
-"""A log that need not last: batches in memory, offsets at once, no journal and no sync.
+"""A log in memory, for queues that need not survive a restart: offsets are assigned at once, without journal or sync.
 
-It has the part of the durable log's face that queue views use, so a view does not know which one it
-reads. What is settled is dropped as soon as its batch is wholly below the low water. Past a cap, or when
-memory is short, the oldest batches go to files that nobody syncs, and are read from there.
+It has the part of the durable log's interface that queue views use, so a view works with either. A batch is dropped as
+soon as all of its records are settled. Above a size limit, or when memory is short, the oldest batches are spilled to
+unsynced files.
 """
 
 from bisect import bisect_right
@@ -10,11 +10,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from headrace.errors import OffsetOutOfRange
+from headrace.log.log import Waiter
 from headrace.log.memory.spill import FILE_BYTES_MAX, LARGE_BYTES, LOG_BYTES_MAX, Spill, Spilled, SpillFile
 from headrace.record import codec
 
 NO_EPOCH = -1
-Unspill = Callable[[SpillFile, int, int], bytes]
+ReadSpilled = Callable[[SpillFile, int, int], bytes]
+_WAITERS_MAX = 64  # beyond it cancelled waiters are removed
 
 
 class MemoryChunk(NamedTuple):
@@ -23,30 +25,17 @@ class MemoryChunk(NamedTuple):
     next_offset: int
 
 
-class Waiter:
-    __slots__ = ("_callback", "_log")
-
-    def __init__(self, log: "MemoryLog", callback: Callable[[], object]) -> None:
-        self._log, self._callback = log, callback
-
-    def cancel(self) -> None:
-        if self in self._log._waiters:
-            self._log._waiters.remove(self)
-
-    def call(self) -> None:
-        self._callback()
-
-
 class MemoryLog:
     def __init__(self, spill: Spill | None = None) -> None:
         self.start_offset = 0
         self.visible_end = 0
         self.size_bytes = 0
-        self.memory_bytes = 0  # of size_bytes; the rest is spilled
+        self.memory_bytes = 0  # part of size_bytes; the rest is spilled
         self._bases: list[int] = []
         self._batches: list[bytearray | Spilled] = []
-        self._in_files = 0  # how many of the batches, from the first
+        self._in_files = 0  # number of spilled batches, which are always the first ones
         self._waiters: list[Waiter] = []
+        self._waiters_max = _WAITERS_MAX
         self._spill = spill
         self._spill_at = LARGE_BYTES
         self._file: SpillFile | None = None
@@ -60,7 +49,7 @@ class MemoryLog:
         return self.visible_end
 
     def append(self, batch: bytearray) -> int:
-        """The offset of its first record. Readers that wait are woken."""
+        """Append a batch and wake all waiters; returns the offset of its first record."""
         base = self.visible_end
         self.visible_end = codec.patch_run(batch, 0, len(batch), base, NO_EPOCH)
         self._bases.append(base)
@@ -73,8 +62,8 @@ class MemoryLog:
         raised: Exception | None = None
         for waiter in waiters:
             try:
-                waiter.call()
-            except Exception as bug:  # noqa: BLE001 - the others are woken all the same
+                _fire(waiter)
+            except Exception as bug:  # noqa: BLE001 - raised after all waiters were woken
                 raised = raised or bug
         if raised is not None:
             raise raised
@@ -84,10 +73,10 @@ class MemoryLog:
         return self._read(offset, max_bytes, self._spill.read if self._spill is not None else _nothing_spilled)
 
     def read_now(self, offset: int, max_bytes: int = 65536) -> MemoryChunk:
-        """ReadWaits when what was spilled is not in memory any more."""
+        """Like `read`; ReadWaits when a spilled batch is not in the page cache."""
         return self._read(offset, max_bytes, self._spill.read_now if self._spill is not None else _nothing_spilled)
 
-    def _read(self, offset: int, max_bytes: int, unspill: Unspill) -> MemoryChunk:
+    def _read(self, offset: int, max_bytes: int, read_spilled: ReadSpilled) -> MemoryChunk:
         if not self.start_offset <= offset <= self.visible_end:
             raise OffsetOutOfRange(offset, self.start_offset, self.visible_end)
         if offset == self.visible_end:
@@ -102,21 +91,25 @@ class MemoryLog:
             data: bytes | bytearray = only
         else:
             data = b"".join(
-                unspill(*batch) if isinstance(batch, Spilled) else batch for batch in self._batches[first:last]
+                read_spilled(*batch) if isinstance(batch, Spilled) else batch for batch in self._batches[first:last]
             )
         end = self._bases[last] if last < len(self._bases) else self.visible_end
         return MemoryChunk(data, self._bases[first], end)
 
     def wait(self, offset: int, callback: Callable[[], object]) -> Waiter:
-        waiter = Waiter(self, callback)
+        """Call back once, as soon as a record at or after the offset exists; at once if there is one."""
+        waiter = Waiter(offset, callback, True)
         if self.visible_end > offset:
-            waiter.call()
+            _fire(waiter)
         else:
+            if len(self._waiters) >= self._waiters_max:  # an idle log must not collect cancelled waiters
+                self._waiters = [one for one in self._waiters if one.callback is not None]
+                self._waiters_max = max(_WAITERS_MAX, 2 * len(self._waiters))
             self._waiters.append(waiter)
         return waiter
 
     def drop_below(self, offset: int) -> None:
-        """Forgets whole batches below the offset."""
+        """Drop the batches that lie wholly before the offset."""
         keep = bisect_right(self._bases, offset) - 1
         if offset >= self.visible_end:
             keep = len(self._bases)
@@ -151,11 +144,11 @@ class MemoryLog:
             self._spill_at = LOG_BYTES_MAX
             return
         self.spill(LOG_BYTES_MAX // 2)
-        # Where a full disk keeps it from shrinking, not every append tries again.
+        # If the disk is full, do not try again with every append.
         self._spill_at = max(LOG_BYTES_MAX, self.memory_bytes + LOG_BYTES_MAX // 2)
 
     def spill(self, keep_bytes: int) -> int:
-        """Puts the oldest batches into a file, until no more than this much is in memory. How much went."""
+        """Move the oldest batches to files until at most `keep_bytes` are in memory; returns the bytes moved."""
         assert self._spill is not None
         freed = 0
         while self.memory_bytes > keep_bytes:
@@ -164,7 +157,7 @@ class MemoryLog:
             for batch in self._batches[self._in_files :]:
                 if size >= FILE_BYTES_MAX or self.memory_bytes - size <= keep_bytes:
                     break
-                assert isinstance(batch, bytearray), "what is in files comes first"
+                assert isinstance(batch, bytearray), "spilled batches come first"
                 chosen.append(batch)
                 size += len(batch)
             if self._file is None or self._file.size >= FILE_BYTES_MAX:
@@ -172,7 +165,7 @@ class MemoryLog:
             try:
                 places = self._spill.write(self._file, chosen)
             except OSError:
-                return freed  # no room: they stay in memory, and publishers will be paused
+                return freed  # the disk is full: the batches stay in memory, and publishers will be throttled
             self._batches[self._in_files : self._in_files + len(chosen)] = places
             self._in_files += len(chosen)
             self.memory_bytes -= size
@@ -180,7 +173,7 @@ class MemoryLog:
         return freed
 
     def close(self) -> None:
-        """Its queue is gone, and its files with it."""
+        """The queue was deleted: drop everything, including the files."""
         if self._spill is not None and (self._in_files or self.memory_bytes > LARGE_BYTES):
             self._forget(self._batches)
             self._spill.large.discard(self)
@@ -190,8 +183,14 @@ class MemoryLog:
 
 
 def _nothing_spilled(_file: SpillFile, _position: int, _size: int) -> bytes:
-    raise AssertionError("without a place to spill to, everything is in memory")
+    raise AssertionError("a log without a Spill keeps everything in memory")
 
 
 def _size(batch: bytearray | Spilled) -> int:
     return batch.size if isinstance(batch, Spilled) else len(batch)
+
+
+def _fire(waiter: Waiter) -> None:
+    callback, waiter.callback = waiter.callback, None
+    if callback is not None:
+        callback()

@@ -1,7 +1,7 @@
-"""Where memory logs put what they cannot keep in memory: files nobody syncs, gone with the next start."""
+"""Spill files: unsynced files for batches that memory logs cannot keep in memory. The next start removes them."""
 
 import weakref
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from headrace.log.counters import Counters
 from headrace.log.disk.disk import Disk
@@ -9,12 +9,17 @@ from headrace.log.disk.file_cache import FileCache
 from headrace.log.disk.paths import SPILL, SPILLED
 from headrace.log.read.cold_reads import CachedFiles, Loader, Loads
 
-if TYPE_CHECKING:
-    from headrace.log.memory.memory_log import MemoryLog
+FILE_BYTES_MAX = 8 << 20  # a file is removed when none of its batches is needed: small ones sooner
+LARGE_BYTES = 64 << 10  # smaller logs are not worth a file
+LOG_BYTES_MAX = 4 << 20  # of one log in memory; more is spilled
 
-FILE_BYTES_MAX = 8 << 20  # a file goes when all of it has been read: small ones go sooner
-LARGE_BYTES = 64 << 10  # a log that holds less is not worth a file
-LOG_BYTES_MAX = 4 << 20  # of one log in memory; the rest is spilled
+
+class SpillableLog(Protocol):
+    """A log that can move its oldest batches to files."""
+
+    memory_bytes: int
+
+    def spill(self, keep_bytes: int) -> int: ...
 
 
 class SpillFile:
@@ -23,11 +28,11 @@ class SpillFile:
     def __init__(self, path: str) -> None:
         self.path = path
         self.size = 0
-        self.live = 0  # batches in it that are still wanted
+        self.live = 0  # number of batches that are still needed
 
 
 class Spilled(NamedTuple):
-    """A batch that is in a file now."""
+    """A batch that was moved to a file."""
 
     file: SpillFile
     position: int
@@ -35,7 +40,7 @@ class Spilled(NamedTuple):
 
 
 class Spill:
-    """Shared by all memory logs of a broker; also their registry, as one of the holders of memory."""
+    """Shared by all memory logs of a broker. Also reclaims their memory under pressure, so it knows the large ones."""
 
     name = "memory_logs"
     patience_s = 0.0
@@ -46,8 +51,8 @@ class Spill:
         self._folder = f"{root}/{SPILL}"
         self._number = 0
         self._is_ready = False
-        self.large: weakref.WeakSet[MemoryLog] = weakref.WeakSet()
-        self.spilled_bytes = 0  # ever
+        self.large: weakref.WeakSet[SpillableLog] = weakref.WeakSet()
+        self.spilled_bytes = 0  # in total, since the start
         if disk.exists(self._folder):
             for name in disk.listdir(self._folder):
                 disk.unlink(f"{self._folder}/{name}")
@@ -60,7 +65,7 @@ class Spill:
         return SpillFile(f"{self._folder}/{self._number:020d}{SPILLED}")
 
     def write(self, file: SpillFile, batches: list[bytearray]) -> list[Spilled]:
-        """OSError when there is no room: then nothing has changed, and the batches stay where they are."""
+        """Write batches to a file. On an OSError nothing has changed, and the batches stay in memory."""
         data = b"".join(batches)
         self._files.write_derived(file.path, data, file.size)
         places = []
@@ -75,7 +80,7 @@ class Spill:
         return self._files.read(file.path, size, position)
 
     def read_now(self, file: SpillFile, position: int, size: int) -> bytes:
-        """ReadWaits when it is not in the page cache any more."""
+        """Like `read`; ReadWaits when the bytes are not in the page cache."""
         return self._cached.read(file.path, size, position)
 
     def drop(self, file: SpillFile) -> None:
@@ -83,7 +88,7 @@ class Spill:
         if self._disk.exists(file.path):
             self._disk.unlink(file.path)
 
-    # As a holder.
+    # Reclaiming memory under pressure.
 
     def held_bytes(self) -> int:
         return sum(log.memory_bytes for log in self.large)

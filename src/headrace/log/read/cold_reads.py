@@ -1,8 +1,8 @@
-"""What a read needs from the disk is fetched on other threads: the owner serves everybody and waits for nobody.
+"""Cold reads: bytes that are not in memory are loaded on other threads, so that the owner thread never waits.
 
-A read on the owner thread takes only what is in memory. Where that is not enough it raises ReadWaits, and whoever
-asked has the rest loaded and reads again. The retry finds everything as it is by then, also if retention or a rewrite
-was faster, so nothing of the reading itself happens off the owner thread.
+A read on the owner thread uses only what is in memory. Where that is not enough it raises ReadWaits, and the caller
+has the rest loaded and repeats the read. The retry sees the log as it is by then, even if retention or a rewrite was
+faster, so the reading itself happens only on the owner thread.
 """
 
 from collections import OrderedDict
@@ -14,25 +14,25 @@ from headrace.log.counters import Counters
 from headrace.log.disk.file_cache import FileCache
 from headrace.log.disk.workers import Done, Job, Post, ThreadWorker, Worker
 
-THREADS = 4  # a slow read must not hold up the next client's
-OUTCOMES_MAX = 64  # of jobs whose reader never came back
+THREADS = 4  # a slow read must not delay the next client's
+OUTCOMES_MAX = 64  # results kept for readers that have not retried yet
 
 
 class ReadWaits(Exception):
-    """No failure: a read needs something that is not in memory yet."""
+    """Not a failure: a read needs bytes that are not in memory yet."""
 
     def __init__(self, loads: "Loads", key: Hashable, job: Job) -> None:
         super().__init__(f"{key} is not in memory")
         self._loads, self._key, self._job = loads, key, job
 
     def then(self, callback: Callable[[], object]) -> None:
-        """Load it elsewhere, then call back on the owner thread, where the read is to be tried again."""
-        # Who waits keeps this exception, and with it all that the read had in its hands: a megabyte, or a large batch.
+        """Load the bytes on another thread, then call back on the owner thread, which repeats the read."""
+        # The waiter keeps this exception, and the traceback would keep the read's locals: a megabyte or a large batch.
         self.__traceback__ = None
         self._loads.run(self._key, self._job, callback)
 
     def load(self) -> None:
-        """Load it here and now: for those who may wait."""
+        """Load the bytes on this thread, for callers that may wait for the disk."""
         try:
             outcome = self._job()
         except Exception as error:  # noqa: BLE001 - raised by the retry, as after `then`
@@ -41,9 +41,9 @@ class ReadWaits(Exception):
 
 
 class Loader:
-    """The threads; made when the first read has to wait. Without `post` there are none: jobs go to `inline`.
+    """The loading threads, started when the first read has to wait. Without `post` jobs go to the `inline` worker.
 
-    What `alone` is given is done one after the other, by a thread beside them: for jobs that take much memory."""
+    `alone` is a second loader with a single thread, for jobs that need much memory."""
 
     def __init__(self, post: Post | None, inline: Worker | None = None, threads: int = THREADS) -> None:
         self._post = post
@@ -57,7 +57,7 @@ class Loader:
         if self._post is not None and self._threads is None and not self._is_closed:
             self._threads = ThreadWorker("headrace-loader", self._post, self._count)
             if self._is_closed:
-                self._threads.close()  # whoever closed it, on another thread, may have found none to end
+                self._threads.close()  # `close` on another thread may have run before these threads existed
         if self._is_closed:
             done(None, LogClosed("the log is closed"))
             return
@@ -66,7 +66,7 @@ class Loader:
         worker.submit(job, done)
 
     def close(self) -> None:
-        """Whoever waits for what was not begun is gone: thousands may have asked."""
+        """Drops the jobs that have not started, of which there may be thousands: their waiters are gone."""
         self._is_closed = True
         if self._threads is not None:
             self._threads.close(finish=False)
@@ -75,7 +75,7 @@ class Loader:
 
 
 class Loads:
-    """What the loads of one reader came to, until the retry asks. Used by the owner thread only."""
+    """The loads of one reader and their results, each kept until the retry takes it. Used by the owner thread only."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -83,7 +83,7 @@ class Loads:
         self._running: dict[Hashable, list[Callable[[], object]]] = {}
 
     def run(self, key: Hashable, job: Job, callback: Callable[[], object]) -> None:
-        """Several may wait for the same: it is done once."""
+        """Run a job once for all callers that wait for the same key."""
         waiting = self._running.get(key)
         if waiting is not None:
             waiting.append(callback)
@@ -92,8 +92,8 @@ class Loads:
 
         def done(result: Any, error: BaseException | None) -> None:
             self.keep(key, result if error is None else error)
-            for one in self._running.pop(key):
-                one()
+            for notify in self._running.pop(key):
+                notify()
 
         self._loader.submit(job, done)
 
@@ -103,7 +103,7 @@ class Loads:
             self.outcomes.popitem(last=False)
 
     def result(self, key: Hashable, job: Job) -> Any:
-        """What the job returned, or its error; ReadWaits as long as it has not been done. Each result is given once."""
+        """The job's result, or its error; ReadWaits until the job has run. A result is returned once."""
         if key not in self.outcomes:
             raise ReadWaits(self, key, job)
         outcome = self.outcomes.pop(key)
@@ -116,25 +116,25 @@ class Loads:
 
 
 class CachedFiles:
-    """Files as far as they are in the page cache; ReadWaits where they are not."""
+    """Reads files from the page cache; ReadWaits for bytes that are not in it."""
 
     def __init__(self, files: FileCache, loads: Loads, counters: Counters) -> None:
         self._files = files
-        self._loads = loads
-        self._counters = counters
+        self.loads = loads
+        self.counters = counters
 
     def read(self, path: str, size: int, position: int) -> bytes:
         data = self._files.read_cached(path, size, position)
         if data is not None:
-            if self._loads.outcomes:
-                self._loads.forget((path, position, size))
+            if self.loads.outcomes:
+                self.loads.forget((path, position, size))
             return data
-        self._counters.cold_reads += 1
-        self._loads.result((path, position, size), lambda: self._warm(path, size, position))
-        # It was loaded and is gone again: with memory that short, wait rather than never get on.
+        self.counters.cold_reads += 1
+        self.loads.result((path, position, size), lambda: self._warm(path, size, position))
+        # The bytes were loaded and evicted again. With so little memory, wait for the disk rather than retry for ever.
         return self._files.read(path, size, position)
 
     def _warm(self, path: str, size: int, position: int) -> bool:
-        """Into the page cache, and nowhere else: nobody may come back for it."""
+        """Load into the page cache only: the reader may never retry."""
         self._files.read(path, size, position)
         return True

@@ -1,8 +1,8 @@
-"""Reading logs from another process: ends from the slots, slices from file names and indexes. Nobody is asked.
+"""Reading logs from another process: ends from the slots, slices from file names and indexes, without the broker.
 
-What a slot says was durable before it was written, and the bytes were in the segment before the slot was, so a
-reader that stops at a slot's end never meets a half-written batch. Of a segment the newest generation counts;
-one that a rewritten neighbour covers does not. Nothing here writes, locks or waits for the broker.
+A slot's end was durable before the slot was written, and the bytes were in the segment before that, so a reader that
+stops at a slot's end never meets a half-written batch. The newest generation of a segment counts, unless a rewritten
+neighbour covers it. Nothing here writes, locks or waits for the broker.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,44 +13,45 @@ from headrace.errors import CorruptBatch, CorruptLog, SegmentGone
 from headrace.log.commit import slots
 from headrace.log.commit.slots import Ends
 from headrace.log.disk import paths
-from headrace.log.disk.disk import Disk, FileId, RealDisk, read_whole
+from headrace.log.disk.disk import Disk, RealDisk, read_whole
 from headrace.log.disk.paths import SegmentStem
-from headrace.log.read.reader import cut
+from headrace.log.read.reader import cut_at_entries
 from headrace.log.segments import index
 from headrace.log.segments.segment import INDEX_ENTRY, TIME_ENTRY, Segment, read_seal
-from headrace.log.tier.manifest import Tier, read_tier
-from headrace.log.tier.row_group_cache import GroupCache
+from headrace.log.segments.source import LOCAL_FILE, OpenSource, SegmentSource
+from headrace.log.tier.sources import Archives
 from headrace.record import codec
 from headrace.record.codec import is_commit
 from headrace.record.layout import HEADER_BYTES, MAX_OFFSET, PREFIX_BYTES
 from headrace.record.types import BatchInfo, Slice
 
 SCAN_BYTES = 1 << 20
-TIERS_MAX = 4096
+ARCHIVED_MAX = 4096
 LISTINGS_MAX = 20
 GAP_LISTINGS = 3
 
 
 class LogFiles:
-    """The logs of one data folder, seen from outside. For one thread at a time; keeps no file open."""
+    """The logs of one data folder, read from another process. For one thread at a time; keeps no file open."""
 
     def __init__(self, root: str, disk: Disk | None = None) -> None:
         self.root = root
         self._disk = disk or RealDisk()
         self._folders: dict[int, str] = {}
-        self._tiers: dict[str, Tier] = {}
+        self._archives = Archives(self._disk)
+        self._archived: dict[str, SegmentSource] = {}  # by the path of the manifest
 
     # Where a log begins and ends.
 
     def ends(self) -> dict[int, Ends]:
-        """By log id; without those whose slot is just being written. Empty while a broker starts."""
+        """Ends by log id, without logs whose slot is being written at the moment. Empty while a broker starts."""
         try:
             return slots.read_all(self._disk, f"{self.root}/{paths.SLOTS}")
         except FileNotFoundError:
             return {}
 
     def folder(self, log_id: int) -> str | None:
-        """None for a log that never had a record."""
+        """The log's folder; None for a log that never had a record."""
         known = self._folders.get(log_id)
         if known is not None and self._disk.exists(known):
             return known
@@ -62,26 +63,27 @@ class LogFiles:
         return None
 
     def segments(self, log_id: int, end: int) -> list[Segment]:
-        """In order; the last one reaches to `end`. Names come and go meanwhile, and what was rewritten between the
-        listing and the look has another: it is listed until all of it was there, or its records would be left out.
-        SegmentGone when that does not happen."""
+        """The log's segments in order; the last one reaches to `end`.
+
+        A segment that is rewritten between listing and opening has another name, and its records would be left out:
+        the folder is listed again until every listed segment was found. SegmentGone if that never happens."""
         for attempt in range(LISTINGS_MAX):
             folder = self.folder(log_id)
             if folder is None:
                 return []
             found, has_all = self._listed(folder, end)
-            # Where there is a gap whenever one looks, it is one: that is for those to find who check the log.
+            # A gap in three listings in a row is real. `log verify` reports it; here the segments are just returned.
             if has_all and (attempt + 1 >= GAP_LISTINGS or not _has_gap(found)):
                 return found
         raise SegmentGone(f"the segments of log {log_id} in {self.root} are rewritten faster than they can be listed")
 
     def _listed(self, folder: str, end: int) -> tuple[list[Segment], bool]:
-        """The segments of a folder, and whether all that were listed were there."""
+        """The segments of a folder, and whether every listed file was found."""
         newest: dict[int, int] = {}
         try:
             names = self._disk.listdir(folder)
         except FileNotFoundError:
-            return [], False  # its log was deleted
+            return [], False  # the log was deleted
         for name in names:
             stem = paths.parse_segment(name)
             if stem is not None:
@@ -90,7 +92,7 @@ class LogFiles:
         has_all = True
         for base in sorted(newest):
             if found and found[-1].is_sealed and base < found[-1].next_offset:
-                continue  # a rewritten segment covers it, and it is about to go
+                continue  # superseded by a rewritten segment, and about to be removed
             segment = self._segment(folder, SegmentStem(base, newest[base]))
             if segment is None:
                 has_all = False
@@ -104,8 +106,9 @@ class LogFiles:
 
     def _segment(self, folder: str, stem: SegmentStem) -> Segment | None:
         try:
-            if self._disk.exists(f"{folder}/{stem}{paths.TIER}"):
-                return Segment.archived(folder, stem.generation, self._tier(f"{folder}/{stem}{paths.TIER}"))
+            archived = self._archived_source(folder, stem)
+            if archived is not None:
+                return Segment.archived(folder, stem.generation, archived)
             seal = read_seal(self._disk, f"{folder}/{stem}{paths.SEAL}")
             segment = Segment(folder, stem.base, stem.generation)
             segment.size = self._disk.file_size(segment.path())
@@ -115,36 +118,40 @@ class LogFiles:
             return segment
         return Segment.sealed(folder, stem.generation, seal)
 
-    def _tier(self, path: str) -> Tier:
-        """Manifests never change, and planning asks for them again and again."""
-        found = self._tiers.get(path)
+    def _archived_source(self, folder: str, stem: SegmentStem) -> SegmentSource | None:
+        """Where an archived segment is stored; None if it is not archived. Cached: manifests never change, and
+        planning needs them again and again."""
+        path = f"{folder}/{stem}{paths.TIER}"
+        if not self._disk.exists(path):
+            return None
+        found = self._archived.get(path)
         if found is None:
-            if len(self._tiers) >= TIERS_MAX:
-                self._tiers.clear()
-            found = self._tiers[path] = read_tier(self._disk, path)
+            if len(self._archived) >= ARCHIVED_MAX:
+                self._archived.clear()
+            found = self._archived[path] = self._archives.open(path)
         return found
 
     def start(self, log_id: int, ends: Ends) -> int:
-        """The first offset that can be read: the slot may be older than the last removal."""
+        """The first readable offset; the slot may be older than retention's last removal."""
         segments = self.segments(log_id, ends.visible_end)
         return max(ends.start, segments[0].base) if segments else ends.start
 
     # Slices.
 
     def slices(self, log_id: int, start: int, end: int, split_bytes: int) -> list[Slice]:
-        """Cut [start, end) into pieces of about split_bytes, where an index has an entry."""
+        """Cut [start, end) into slices of about split_bytes, at entries of the indexes."""
         found = []
         for segment in self.segments(log_id, end):
             if segment.next_offset <= start or segment.base >= end or segment.size == 0:
                 continue
-            if segment.tier is not None:
-                cuts = segment.tier.group_cuts(start, end, split_bytes)
-                found += [Slice(log_id, segment.base, segment.generation, *cut) for cut in cuts]
-                continue
-            entries = self._index(segment)
-            position = index.find_position(entries, max(start, segment.base) - segment.base)
-            for piece in cut(entries, segment, min(position, segment.size), end, split_bytes):
-                found.append(Slice(log_id, segment.base, segment.generation, *piece))
+            contents = segment.source.contents
+            if contents is not None:
+                cuts = contents.cuts(start, end, split_bytes)
+            else:
+                entries = self._index(segment)
+                position = index.find_position(entries, max(start, segment.base) - segment.base)
+                cuts = cut_at_entries(entries, segment, min(position, segment.size), end, split_bytes)
+            found += [Slice(log_id, segment.base, segment.generation, *cut) for cut in cuts]
         return found
 
     def _index(self, segment: Segment, suffix: str = paths.INDEX) -> bytes:
@@ -158,84 +165,88 @@ class LogFiles:
 
     @contextmanager
     def open(self, piece: Slice) -> "Iterator[SliceFile]":
-        """SegmentGone when its generation is no longer there."""
+        """Open a slice. SegmentGone when its generation no longer exists."""
         folder = self.folder(piece.log_id)
         stem = SegmentStem(piece.segment, piece.generation)
         try:
             if folder is None:
                 raise FileNotFoundError
-            manifest = f"{folder}/{stem}{paths.TIER}"
-            tier = self._tier(manifest) if self._disk.exists(manifest) else None
-            if tier is not None:
-                file = self._disk.open(tier.path, readonly=True)
+            source = self._archived_source(folder, stem)
+            if source is None:
+                path = f"{folder}/{stem}{paths.DATA}"
+                opened = LOCAL_FILE.open(self._disk, path)
             else:
-                file = self._disk.open(f"{folder}/{stem}{paths.DATA}", readonly=True)
+                assert source.contents is not None
+                path = source.contents.path
+                opened = source.open(self._disk, path)
         except FileNotFoundError:
             raise SegmentGone(f"segment {stem} of log {piece.log_id} in {self.root} is gone") from None
         try:
-            if tier is not None:
-                yield TierSlice(self._disk, file, tier, piece)
-            else:
-                yield SliceFile(self._disk, file, f"{folder}/{stem}{paths.DATA}", piece)
+            yield SliceFile(opened, path, piece)
         finally:
-            self._disk.close(file)
+            opened.close()
 
     @contextmanager
     def open_link(self, path: str, piece: Slice) -> "Iterator[SliceFile]":
-        """A slice by another name of its file, which whoever planned it made: the file may have left its log. Of what
-        is archived that is the manifest's, with the Parquet file beside it."""
-        tier = None
+        """Open a slice by a hard link that its planner made, since the segment may have left its log. For an archived
+        segment the link is that of the manifest, with one of the Parquet file beside it."""
         try:
-            if path.endswith(paths.TIER):
-                tier = read_tier(self._disk, path, path.removesuffix(paths.TIER) + paths.PARQUET)
-            file = self._disk.open(path if tier is None else tier.path, readonly=True)
+            source = self._linked_source(path)
+            if source is not None and source.contents is not None:
+                path = source.contents.path
+            opened = (source or LOCAL_FILE).open(self._disk, path)
         except FileNotFoundError:
-            raise SegmentGone(f"{path} is gone: its time was over") from None
+            raise SegmentGone(f"{path} is gone: its lease expired") from None
         try:
-            if tier is not None:
-                yield TierSlice(self._disk, file, tier, piece)
-            else:
-                yield SliceFile(self._disk, file, path, piece)
+            yield SliceFile(opened, path, piece)
         finally:
-            self._disk.close(file)
+            opened.close()
+
+    def _linked_source(self, path: str) -> SegmentSource | None:
+        if not path.endswith(paths.TIER):
+            return None
+        return self._archives.open(path, path.removesuffix(paths.TIER) + paths.PARQUET)
 
     def link_headers(
         self, path: str, start: int, end: int, position: int = 0
     ) -> Iterator[tuple[memoryview, BatchInfo]]:
-        """As `headers`, of what lies behind a position of one segment, by another name of its file. SegmentGone when
-        that is no longer there."""
+        """Like `headers`, for one segment by its hard link, from a position on. SegmentGone when the link is gone."""
         try:
-            if path.endswith(paths.TIER):
-                size = read_tier(self._disk, path, path.removesuffix(paths.TIER) + paths.PARQUET).size
+            source = self._linked_source(path)
+            if source is not None and source.contents is not None:
+                size = source.contents.size
             else:
                 size = self._disk.file_size(path)
         except FileNotFoundError:
-            raise SegmentGone(f"{path} is gone: its time was over") from None
-        with self.open_link(path, Slice(0, 0, 0, position, size - position, 0, 0)) as source:
-            yield from source.headers(start, end)
+            raise SegmentGone(f"{path} is gone: its lease expired") from None
+        with self.open_link(path, Slice(0, 0, 0, position, size - position, 0, 0)) as source_file:
+            yield from source_file.headers(start, end)
 
     def archived_at(self, folder: str, stem: SegmentStem) -> tuple[str, str] | None:
-        """The manifest and the Parquet file of an archived segment."""
-        manifest = f"{folder}/{stem}{paths.TIER}"
-        return (manifest, self._tier(manifest).path) if self._disk.exists(manifest) else None
+        """The manifest and the Parquet file of an archived segment; None if it is not archived."""
+        source = self._archived_source(folder, stem)
+        if source is None or source.contents is None:
+            return None
+        return f"{folder}/{stem}{paths.TIER}", source.contents.path
 
-    # Looking for something.
+    # Searching.
 
     def headers(self, log_id: int, start: int, end: int) -> Iterator[tuple[memoryview, BatchInfo]]:
-        """The batches of [start, end) by their headers; checksums are left to whoever reads the records."""
+        """The headers of the batches of [start, end). Checksums are not verified: readers of the records do that."""
         for piece in self.slices(log_id, start, end, 1 << 62):
             with self.open(piece) as source:
                 yield from source.headers(start, end)
 
     def offset_for_timestamp(self, log_id: int, timestamp_ms: int, start: int, end: int) -> int | None:
-        """The first offset whose record is at or after a time; None when all are older."""
+        """The offset of the first record at or after a time; None when all are older."""
         for segment in self.segments(log_id, end):
             if segment.next_offset <= start or segment.base >= end:
                 continue
             if segment.is_sealed and segment.max_timestamp < timestamp_ms:
                 continue
-            if segment.tier is not None:
-                first = max(segment.tier.first_offset_at(timestamp_ms), start)
+            contents = segment.source.contents
+            if contents is not None:
+                first = max(contents.first_offset_at(timestamp_ms), start)
             else:
                 entries = self._index(segment, paths.TIME_INDEX)
                 first = max(segment.base + index.find_offset_for_time(entries, segment.base, timestamp_ms), start)
@@ -248,7 +259,7 @@ class LogFiles:
         return None
 
     def epoch_before(self, log_id: int, offset: int, start: int) -> int | None:
-        """The epoch in which the record before `offset` was written; None when it is no longer there."""
+        """The epoch in which the record before `offset` was written; None when that record is gone."""
         if offset <= start:
             return None
         for _, info in self.headers(log_id, offset - 1, offset):
@@ -256,13 +267,13 @@ class LogFiles:
         return None
 
     def reach(self, log_id: int, start: int, end: int, size: int) -> int:
-        """The offset behind the batch with which about so many bytes from `start` on are full."""
+        """The offset at which about `size` bytes of batches from `start` on end."""
         for piece in self.slices(log_id, start, end, size):
             if piece.next_offset <= start:
                 continue
             if piece.length < 2 * size:
                 return piece.next_offset
-            break  # the index of what was just written is still in the broker's memory: walk
+            break  # the newest index entries are still in the broker's memory: walk the batches instead
         used = 0
         for _, info in self.headers(log_id, start, end):
             used += info.size
@@ -271,11 +282,11 @@ class LogFiles:
         return end
 
     def size_between(self, log_id: int, start: int, end: int) -> int:
-        """About how many bytes lie between two offsets, as far as the indexes tell."""
+        """The approximate number of bytes between two offsets, according to the indexes."""
         return sum(piece.length for piece in self.slices(log_id, start, end, 1 << 62))
 
     def rough_size(self, log_id: int, start: int, end: int) -> int:
-        """As size_between, but a part of a segment counts by its share of the offsets: no index is looked at."""
+        """Like size_between, but without reading an index: part of a segment counts by its share of the offsets."""
         total = 0
         for segment in self.segments(log_id, end):
             inside = min(segment.next_offset, end) - max(segment.base, start)
@@ -285,42 +296,36 @@ class LogFiles:
 
 
 def _has_gap(segments: list[Segment]) -> bool:
-    """Each begins where the one before it ends."""
+    """Whether a segment begins later than its predecessor ends."""
     return any(before.is_sealed and before.next_offset < after.base for before, after in pairwise(segments))
 
 
 class SliceFile:
-    """An open slice, read from front to back: `read`, look, `advance` by what was used."""
+    """An open slice, read from front to back: `read`, inspect, `advance` by the bytes that were used."""
 
-    def __init__(self, disk: Disk, file: FileId, path: str, piece: Slice) -> None:
-        self._disk = disk
-        self._file = file
+    def __init__(self, source: OpenSource, path: str, piece: Slice) -> None:
+        self._source = source
         self.path = path
         self.slice = piece
         self.position = piece.position
         self.end = piece.end
         self._least = HEADER_BYTES
-        self._buffer = bytearray()
 
     def again(self) -> "SliceFile":
-        """From the front, beside this one. The same open file: its name may be gone by now."""
-        return SliceFile(self._disk, self._file, self.path, self.slice)
+        """A second reader of the same slice, from its front. It shares the open file, whose name may be gone."""
+        return SliceFile(self._source.reopened(), self.path, self.slice)
 
     def read(self, size: int) -> memoryview:
-        """Bytes from where the reader stands. The buffer is used again by the next read."""
-        size = min(max(size, self._least), self.end - self.position)
-        if len(self._buffer) < size:
-            self._buffer = bytearray(size)
-        view = memoryview(self._buffer)[:size]
-        got = self._disk.pread_into(self._file, view, self.position)
-        return view[:got]
+        """Bytes from the current position. The buffer is reused by the next read."""
+        return self._source.read(min(max(size, self._least), self.end - self.position), self.position)
 
     def advance(self, size: int) -> None:
         self.position += size
         self._least = HEADER_BYTES
 
     def headers(self, start: int, end: int = MAX_OFFSET) -> Iterator[tuple[memoryview, BatchInfo]]:
-        """The batches of [start, end) from where the reader stands. What was yielded is gone with the next step."""
+        """The headers of the batches of [start, end) from the current position on. The yielded buffer is valid until
+        the next step."""
         while self.position < self.end:
             data = self.read(SCAN_BYTES)
             infos = codec.scan(data, verify_crc=False)
@@ -337,39 +342,23 @@ class SliceFile:
                 return
 
     def rewind(self) -> None:
-        """To the start of the segment: the index that gave the position was wrong."""
+        """Go back to the start of the segment, because the index that gave the position was wrong."""
         self.position = 0
         self._least = HEADER_BYTES
 
     def need_more(self, data: memoryview) -> None:
-        """The first batch is longer than what was read: the next read has it all, or there is none."""
+        """Have the next read return the whole first batch, which is longer than `data`. CorruptLog if it cannot."""
         declared = PREFIX_BYTES + int.from_bytes(data[8:12], "big", signed=True) if len(data) >= 12 else 0
         if declared <= len(data) or declared > self.end - self.position:
             raise CorruptLog(self.path, self.position, "a batch is cut short")
         self._least = declared
 
 
-class TierSlice(SliceFile):
-    """Row groups of an archived segment: their batches, as if they lay in a file. Holds one group at a time."""
-
-    def __init__(self, disk: Disk, file: FileId, tier: Tier, piece: Slice) -> None:
-        super().__init__(disk, file, tier.path, piece)
-        self._tier = tier
-        self._groups = GroupCache(disk, 0, file)
-
-    def again(self) -> "SliceFile":
-        return TierSlice(self._disk, self._file, self._tier, self.slice)
-
-    def read(self, size: int) -> memoryview:
-        size = min(max(size, self._least), self.end - self.position)
-        return memoryview(self._groups.read(self._tier, size, self.position))
-
-
 def aborted_ranges(batches: Iterable[tuple[memoryview | bytes, BatchInfo]], end: int) -> list[tuple[int, int, int]]:
     """(producer id, first offset, last offset) of aborted transactions with batches before `end`.
 
-    Reads on past `end`, which is stable, until every transaction that was seen before it has met its marker.
-    SegmentGone when that is no longer there: then nobody knows any more what became of it.
+    Reads past `end`, which is a stable end, until the marker of every transaction seen before it was found.
+    SegmentGone when a marker no longer exists: then the transaction's outcome is unknown.
     """
     open_since: dict[int, int] = {}
     found = []
@@ -386,9 +375,9 @@ def aborted_ranges(batches: Iterable[tuple[memoryview | bytes, BatchInfo]], end:
         if first is not None and not is_commit(data, info):
             found.append((info.producer_id, first, info.base_offset))
         if not open_since and info.next_offset >= end:
-            break  # without a look at what comes next, which may have to be read for it
+            break  # before the next batch, which might have to be read from the disk
     for producer_id, first in open_since.items():
-        raise SegmentGone(f"how the transaction of producer {producer_id} from offset {first} on ended was removed")
+        raise SegmentGone(f"the end of the transaction of producer {producer_id} from offset {first} on was removed")
     return found
 
 

@@ -1,8 +1,8 @@
-"""Leases: segments that somebody is reading, and that stay although their log is done with them.
+"""Leases: segments whose files stay, although they have left their log, because a reader still needs them.
 
-Everybody who plans reads is a holder. What a holder asks for replaces what it had: a stream that plans its next batch
-has read the one before, so retention waits for no more than the batch under way. A holder that dies is forgotten when
-its time is over.
+Every planner of reads is a holder. A holder's new lease replaces its previous one: a stream that plans its next batch
+has read the one before, so only the batch in progress delays the removal of files. The lease of a holder that died
+expires.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ Key = tuple[int, int, int]  # log, base of the segment, generation
 
 class Leases:
     def __init__(self) -> None:
-        self._held: dict[str, tuple[int, dict[Key, Segment]]] = {}  # holder: until when, in ms, and what
+        self._held: dict[str, tuple[int, dict[Key, Segment]]] = {}  # holder -> (expiry in ms, segments)
         self._unnamed = 0
 
     def take(self, segments: Mapping[Key, Segment], until_ms: int, holder: str | None = None) -> str:
-        """Who holds them: the holder given, or a new one that nobody else is. To hold nothing is to give back."""
+        """Lease segments to a holder, a new one unless it is given; returns its name. No segments: the lease ends."""
         if holder is None:
             self._unnamed += 1
             holder = f"\0{self._unnamed}"
@@ -36,10 +36,10 @@ class Leases:
         self._held.pop(holder, None)
 
     def segment(self, key: Key, now_ms: int) -> Segment | None:
-        """A segment that somebody holds, whether or not it is still part of its log."""
+        """A leased segment, even if it is no longer part of its log."""
         return next((held[key] for until, held in self._held.values() if until > now_ms and key in held), None)
 
     def held(self, now_ms: int) -> set[Key]:
-        """What must stay; those whose time is over are forgotten."""
+        """The leased segments; expired leases are dropped."""
         self._held = {holder: lease for holder, lease in self._held.items() if lease[0] > now_ms}
         return {key for _, held in self._held.values() for key in held}

@@ -1,11 +1,11 @@
-"""Reading batches back: from an offset, from a timestamp, or a slice cut earlier.
+"""Reading batches of one log: from an offset, from a timestamp, or a slice that was cut earlier.
 
-The index gives a position at or before the offset; from there batch headers lead on. An index that points at
-something that is not a batch is wrong, not the data: it is rebuilt once and asked again. Data that fails its
-checksum is never handed out. What was checked when it came, or when it was read, is not checked again as long as it
-is in memory: that would be a sixth of what a large read costs.
+The index gives a position at or before the offset; from there batch headers lead on. If the index points at something
+that is not a batch, the index is wrong and not the data: it is rebuilt once and consulted again. Data that fails its
+checksum is never returned. Batches that were checked when they were written or read are not checked again while they
+stay in memory, which would be a sixth of the cost of a large read.
 
-Runs on the owner thread and takes only what is in memory: everything else is a ReadWaits (loading.py).
+Runs on the owner thread and reads only what is in memory; otherwise it raises ReadWaits (cold_reads.py).
 """
 
 import logging
@@ -15,20 +15,21 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import Protocol
 
 from headrace.errors import CorruptBatch, CorruptLog, DecompressedTooLarge, LogClosed
-from headrace.log.commit.log_writer import Tail
 from headrace.log.counters import Counters
 from headrace.log.disk import paths
 from headrace.log.disk.file_cache import NO_FILES, NO_ROOM, FileCache
+from headrace.log.read.chunk import Chunk as Chunk
 from headrace.log.read.cold_reads import CachedFiles, Loader, Loads
-from headrace.log.read.file_range import FileRange
+from headrace.log.read.file_range import FileRange, FileRanges
 from headrace.log.read.recent_reads import RecentReads
 from headrace.log.segments import index
 from headrace.log.segments.index_cache import IndexCache
-from headrace.log.segments.segment import Segment, read_seal, walk_segment, write_indexes
-from headrace.log.tier.row_group_cache import within
+from headrace.log.segments.segment import Segment, SegmentWriter, read_seal, walk_segment, write_indexes
+from headrace.log.segments.source import Cut
+from headrace.log.settings import StreamSettings
 from headrace.record import codec
 from headrace.record.layout import HEADER_BYTES
 from headrace.record.types import BatchInfo, Slice
@@ -37,23 +38,25 @@ logger = logging.getLogger("headrace.log")
 
 RESUME_POINTS_MAX = 64
 _STALE_BYTES = 2 << 20
-_WAYS_MAX = 8  # entries of an index to try: each that leads into more damage costs a walk through the segment
-UNFOLDED_BYTES_MAX = 1 << 20  # of a batch, while everybody waits: a millisecond or two
-PART_BYTES_MIN = 64 << 10  # less is cheaper read and written than sent from its file
+_ENTRIES_TRIED_MAX = 8  # index entries to try behind damage: each that leads into more costs a walk of the segment
+INLINE_BYTES_MAX = 1 << 20  # decompressed on the owner thread at most, which takes a millisecond or two
+PART_BYTES_MIN = 64 << 10  # smaller ranges are cheaper to read and write than to send with sendfile
 
 
 def _base(segment: Segment) -> int:
     return segment.base
 
 
-class Chunk(NamedTuple):
-    data: bytes | memoryview  # whole batches
-    base_offset: int
-    next_offset: int  # where to read on
-    position: int = 0  # of the first batch in its segment
+Search = Callable[..., tuple[int, int] | None]  # codec.first_at with its arguments bound
 
 
-Look = Callable[..., tuple[int, int] | None]  # codec.first_at, told what to look for
+class ReadableTail(Protocol):
+    """The segments of a log and the writer of the last one; implemented by `commit.log_writer.Tail`."""
+
+    settings: StreamSettings
+    segments: tuple[Segment, ...]
+    writer: SegmentWriter | None
+    rotten: set[str]  # data files in which a read met damage
 
 
 class Reader:
@@ -62,41 +65,23 @@ class Reader:
         files: FileCache,
         cache: IndexCache,
         recent: RecentReads,
-        tail: Tail,
+        ranges: FileRanges,
+        tail: ReadableTail,
         counters: Counters,
         loader: Loader,
     ) -> None:
         self._files = files
         self._recent = recent
+        self._ranges = ranges
         self._loads = Loads(loader)
-        self._unfolds = Loads(loader.alone)
-        self._read = CachedFiles(files, self._loads, counters).read
+        self._decompressions = Loads(loader.alone)
+        self._reads = CachedFiles(files, self._loads, counters)
+        self._read = self._reads.read
         self._index_cache = cache
         self._tail = tail
         self._counters = counters
-        # Where sequential readers go on, so that they need no index: next offset -> (segment, position).
+        # Where sequential readers continue without an index lookup: next offset -> (segment, position).
         self._resume: OrderedDict[int, tuple[Segment, int]] = OrderedDict()
-
-    def _read_batches(self, segment: Segment, size: int, position: int) -> bytes:
-        """Of an archived segment only up to the end of a row group: the next one may have to be waited for."""
-        tier = segment.tier
-        if tier is None:
-            cold_reads = self._counters.cold_reads
-            try:
-                return self._read(segment.data_path, size, position)
-            finally:
-                if self._counters.cold_reads != cold_reads:
-                    segment.left_memory()
-        group = tier.at_position(position)
-        batches = self._files.groups.cached(tier, group)
-        key = tier.path, group.number
-        if batches is None:
-            self._counters.tier_reads += 1
-            self._loads.result(key, lambda: bool(self._files.groups.load(tier, group)))
-            batches = self._files.groups.load(tier, group)  # gone again already, if it takes long
-        else:
-            self._loads.forget(key)
-        return within(batches, group, size, position)
 
     def read(self, offset: int, stop: int, max_bytes: int) -> Chunk:
         segments = self._tail.segments
@@ -114,14 +99,15 @@ class Reader:
                 return chunk
         return Chunk(b"", offset, stop)  # a gap up to the end: nothing left to read, and nothing lost
 
-    def part(self, offset: int, stop: int, max_bytes: int) -> FileRange | None:
-        """What `read` would find, left where it is, for a sequential reader that only sends it on. None where there is
-        too little of it, and where it has to be read: to be checked, to be unpacked, from the disk."""
+    def file_range(self, offset: int, stop: int, max_bytes: int) -> FileRange | None:
+        """The batches that `read` would return, left in their file for a sequential reader that only forwards them.
+        None where there is too little, and where the batches have to be read: from the disk, or to be checked or
+        decompressed."""
         segment, position = self._resume.get(offset, (None, 0))
-        if segment is None or segment.is_deleted or segment.tier is not None or not self._holds(segment, offset):
+        if segment is None or segment.is_deleted or segment.is_archived or not self._is_current(segment, offset):
             return None
         self._check_headers(segment)
-        # An active segment grows meanwhile, so that its size and its next offset may not belong together.
+        # An active segment grows meanwhile, so its size and its next offset may not belong together.
         if segment.is_sealed and segment.next_offset <= stop and segment.size - position <= max_bytes:
             end, next_offset, is_at_end = segment.size, segment.next_offset, True
         else:
@@ -129,23 +115,23 @@ class Reader:
             is_at_end = False
         if end - position < PART_BYTES_MIN or not segment.is_sound(position, end):
             return None
-        part = self._files.part(segment, position, end, next_offset, is_at_end=is_at_end)
-        if part is not None:
+        found = self._ranges.cut(segment, position, end, next_offset, is_at_end=is_at_end)
+        if found is not None:
             self._remember(next_offset, segment, end)
-            self._counters.bytes_read += part.size
+            self._counters.bytes_read += found.size
             self._counters.records_read += next_offset - offset
-        return part
+        return found
 
-    def _holds(self, segment: Segment, offset: int) -> bool:
-        """Whether it is the one of the log that has the offset: it may have been rewritten."""
+    def _is_current(self, segment: Segment, offset: int) -> bool:
+        """Whether the log still reads this offset from this segment, which may have been rewritten."""
         segments = self._tail.segments
         if segments and offset >= segments[-1].base:
             return segment is segments[-1]
         at = bisect_right(segments, offset, key=_base)
-        return at > 0 and segment is segments[at - 1]  # it has none while a truncation empties it
+        return at > 0 and segment is segments[at - 1]  # a log has no segments while a truncation empties it
 
     def _find_end(self, segment: Segment, stop: int, position_max: int) -> tuple[int, int]:
-        """(position, offset) of the last batch in the index that begins at or before both; zeros if there is none."""
+        """(position, offset) of the last indexed batch that begins at or before both limits; zeros if there is none."""
         found = None
         relative = stop - segment.base
         writer = self._tail.writer
@@ -154,14 +140,14 @@ class Reader:
         if found is None:
             try:
                 found = index.find_end(self._stored_index(segment), position_max, relative)
-            except OSError:  # whoever reads on needs no index
+            except OSError:  # the caller falls back to `read`, which needs no index here
                 return 0, 0
         return (0, 0) if found is None else (found[0], segment.base + found[1])
 
-    def behind(self, offset: int, stop: int) -> int:
-        """The next offset from which reading goes on, past one that cannot be read; `stop` where there is none. Only
-        an entry of an index or another segment is a way around damage: every other way leads through it."""
-        for found in self._ways_around(offset, stop):
+    def next_readable(self, offset: int, stop: int) -> int:
+        """The first offset behind a damaged one from which reading works again; `stop` if there is none. Only index
+        entries and later segments lead past damage: batch headers lead through it."""
+        for found in self._starts_behind(offset, stop):
             try:
                 self.read(found, stop, 1)
             except CorruptLog:
@@ -169,19 +155,19 @@ class Reader:
             return found
         return stop
 
-    def _ways_around(self, offset: int, stop: int) -> Iterator[int]:
+    def _starts_behind(self, offset: int, stop: int) -> Iterator[int]:
         for segment in self._tail.segments:
             if segment.next_offset <= offset or segment.base >= stop or segment.size == 0:
                 continue
             if segment.base > offset:
                 yield segment.base
-            elif segment.tier is None:
+            elif not segment.is_archived:
                 entries = memoryview(self._index_entries(segment))
                 known = (segment.base + int.from_bytes(entries[at : at + 4], "big") for at in range(0, len(entries), 8))
-                yield from islice((entry for entry in known if offset < entry < stop), _WAYS_MAX)
+                yield from islice((entry for entry in known if offset < entry < stop), _ENTRIES_TRIED_MAX)
 
     def read_segment(self, segment: Segment, offset: int, stop: int, max_bytes: int) -> Chunk:
-        """As read, but of this segment alone, whether or not it is still part of the log."""
+        """Like `read`, but from this segment only, even if it is no longer part of the log."""
         chunk = self._read_segment(segment, offset, stop, max_bytes) if segment.size and offset < stop else None
         return chunk or Chunk(b"", offset, stop)
 
@@ -189,45 +175,45 @@ class Reader:
         key = segment, offset, stop, max_bytes
         chunk = self._recent.get(key)
         if chunk is None:
-            chunk = self._look_for(segment, offset, stop, max_bytes)
-            if chunk is not None and segment.tier is None:  # what is unpacked from the tier has its own cache
+            chunk = self._find_and_read(segment, offset, stop, max_bytes)
+            if chunk is not None and not segment.is_archived:  # archived batches have a cache of their own
                 self._recent.offer(key, chunk)
         if chunk is not None:
             self._counters.bytes_read += len(chunk.data)
             self._counters.records_read += chunk.next_offset - chunk.base_offset
         return chunk
 
-    def _look_for(self, segment: Segment, offset: int, stop: int, max_bytes: int) -> Chunk | None:
+    def _find_and_read(self, segment: Segment, offset: int, stop: int, max_bytes: int) -> Chunk | None:
         resume = self._resume.get(offset)
         self._check_headers(segment)
         if resume is not None and resume[0] is segment and not segment.is_deleted:
             position, expected, size = resume[1], offset, max_bytes
         else:
             position, expected = self._find_start(segment, offset)
-            size = max_bytes + 2 * self._tail.settings.index_interval  # what may lie between the entry and the batch
+            size = max_bytes + 2 * self._tail.settings.index_interval  # the batch may lie that far behind the entry
         try:
             return self._read_at(segment, position, expected, offset, stop, size, max_bytes)
         except CorruptBatch as error:
-            # The index may be wrong, or the data: from the beginning on, every batch vouches for the next.
+            # Either the index or the data is wrong: read from the beginning, where every batch leads to the next.
             self._resume.pop(offset, None)
             at = position + (error.position or 0)
         try:
             chunk = self._read_at(segment, 0, segment.base, offset, stop, size, max_bytes)
         except CorruptBatch as error:
-            raise self._met(CorruptLog(segment.path(), error.position or at, error.reason)) from error
-        if segment.is_sealed and segment.tier is None:
-            # Not waited for: until it is done, or if it cannot be, the walk from the beginning serves.
+            raise self._reported(CorruptLog(segment.path(), error.position or at, error.reason)) from error
+        if segment.is_sealed and not segment.is_archived:
+            # In the background: until the index is rebuilt, or if it cannot be, reads walk from the beginning.
             key = "index", segment.path()
             self._loads.run(key, lambda: self._rebuild(segment), lambda: self._rebuilt(key, segment))
         return chunk
 
-    def _met(self, damage: CorruptLog) -> CorruptLog:
-        """Said once, not to every reader that comes by: who reads may be a program that only tries again."""
+    def _reported(self, damage: CorruptLog) -> CorruptLog:
+        """Count the damage, and log it once per file: a client may retry the same read for ever."""
         self._counters.crc_failures += 1
         if damage.path not in self._tail.rotten:
             self._tail.rotten.add(damage.path)
-            # As text: who keeps log lines would keep the error, and with it the open files of whoever was reading.
-            logger.error("%s. That batch is not served, what is before and behind it is", str(damage))
+            # As text: a log handler that keeps records would keep the error, and with it the reader's open files.
+            logger.error("%s. This batch is not served; the batches before and after it are", str(damage))
         return damage
 
     def _rebuilt(self, key: tuple[str, str], segment: Segment) -> None:
@@ -235,11 +221,12 @@ class Reader:
         self._index_cache.drop(segment)
 
     def _check_headers(self, segment: Segment) -> None:
-        """Where offsets have gaps a wrong base offset does not stand out, so compare with the seal, once."""
+        """Compare the batch headers with the seal, once, if offsets have gaps: a wrong base offset would not stand
+        out."""
         if segment.is_checked or not segment.is_sealed or segment.is_dense:
-            return  # of an archived one every byte was compared
+            return  # archived segments count as checked: every byte was compared when they were archived
         if not self._loads.result(("headers", segment.path()), lambda: self._agrees_with_seal(segment)):
-            raise self._met(CorruptLog(segment.path(), 0, "the batches' headers are not those that were sealed"))
+            raise self._reported(CorruptLog(segment.path(), 0, "the batch headers are not those that were sealed"))
         segment.is_checked = True
 
     def _agrees_with_seal(self, segment: Segment) -> bool:
@@ -263,7 +250,7 @@ class Reader:
     ) -> Chunk | None:
         dense = segment.is_dense
         while position < segment.size:
-            data = self._read_batches(segment, min(size, segment.size - position), position)
+            data = segment.source.read_now(self._reads, segment, min(size, segment.size - position), position)
             if len(data) < min(HEADER_BYTES, size):
                 raise CorruptBatch(f"{segment.size - position} bytes expected, {len(data)} found")
             verify = not (self._files.disk.tells_cached and segment.is_sound(position, position + len(data)))
@@ -276,11 +263,11 @@ class Reader:
                 whole = first == 0 and end == len(data)
                 return Chunk(data if whole else memoryview(data)[first:end], base, next_offset, position + first)
             if next_offset < 0:
-                size = -next_offset  # the batch is larger than what was read: exactly that much is needed
+                size = -next_offset  # the batch is larger than what was read, and this is its exact size
                 if size > segment.size - position - first:
                     raise CorruptBatch(f"a batch of {size} bytes runs past the end of its segment")
             elif first < len(data):
-                break  # nothing wanted from here to the end of the segment
+                break  # the rest of the segment holds nothing for this read
             if first:
                 expected = codec.scan(data, 0, first, verify_crc=False)[-1].next_offset
             position += first
@@ -297,11 +284,11 @@ class Reader:
         self._resume.clear()
 
     def _find_start(self, segment: Segment, offset: int) -> tuple[int, int]:
-        """(position, base offset of the batch there) to begin looking for offset."""
+        """(position, base offset of the batch there) from which to look for an offset."""
         relative = offset - segment.base
-        if segment.tier is not None:
-            group = segment.tier.at_offset(offset)
-            return group.position, group.first_offset
+        contents = segment.source.contents
+        if contents is not None:
+            return contents.find_start(offset)
         if not segment.is_sealed:
             writer = self._tail.writer
             if writer is not None and writer.segment is segment:
@@ -314,7 +301,7 @@ class Reader:
         return (position, segment.base + base) if position < segment.size else (0, segment.base)
 
     def find_position(self, segment: Segment, offset: int) -> int:
-        """Where to begin looking for offset: at its batch or a little before it."""
+        """The position from which to look for an offset: that of its batch, or a little before it."""
         self._counters.index_lookups += 1
         relative = offset - segment.base
         if not segment.is_sealed:
@@ -335,9 +322,9 @@ class Reader:
         return entries
 
     def _stored_index(self, segment: Segment) -> bytes:
-        """What its file has: nothing, if it is lost."""
+        """The content of the index file; empty if it is lost."""
         entries = segment.index
-        # An active segment's index grows, and a stale copy only means a longer walk; a sealed one's is complete.
+        # The index of an active segment grows, and a stale copy only means a longer walk; a sealed one is complete.
         if entries is None or (
             not segment.index_is_whole and (segment.is_sealed or segment.size - segment.index_size > _STALE_BYTES)
         ):
@@ -352,17 +339,19 @@ class Reader:
         try:
             write_indexes(self._files, segment, walker)
         except OSError as error:
-            if error.errno not in NO_ROOM + NO_FILES:  # it is read all the same, or nobody could make room on it
+            if error.errno not in NO_ROOM + NO_FILES:  # reads must work on a full disk, or space could not be freed
                 raise
         return bytes(walker.index)
 
     def offset_for_timestamp(self, timestamp_ms: int, start: int, stop: int) -> tuple[int, int] | None:
-        """CorruptLog with the offset behind which a search can go on: before it there is none."""
+        """(offset, timestamp) of the first record at or after a time. The `offset` of a CorruptLog says where the
+        search stopped: no record before it matches."""
         for segment in self._tail.segments:
             if segment.max_timestamp < timestamp_ms or segment.next_offset <= start or segment.base >= stop:
                 continue
-            if segment.tier is not None:
-                offset = max(segment.tier.first_offset_at(timestamp_ms), start)
+            contents = segment.source.contents
+            if contents is not None:
+                offset = max(contents.first_offset_at(timestamp_ms), start)
             else:
                 entries = self._time_index(segment)
                 offset = max(segment.base + index.find_offset_for_time(entries, segment.base, timestamp_ms), start)
@@ -386,48 +375,48 @@ class Reader:
     def _first_at(
         self, segment: Segment, chunk: Chunk, info: BatchInfo, timestamp_ms: int, start: int, stop: int
     ) -> tuple[int, int] | None:
-        """As codec.first_at. What unfolds to much does so in a thread."""
-        # As far as it is the batch's: the end moves on, and the retry would look for something else.
+        """Like codec.first_at; a batch that decompresses to much does so on another thread."""
+        # Clamped to the batch: the log's end moves, and the retry would otherwise have another key.
         start, stop = max(start, info.base_offset), min(stop, info.next_offset)
-        look = partial(codec.first_at, timestamp_ms=timestamp_ms, from_offset=start, to_offset=stop)
-        if info.size <= UNFOLDED_BYTES_MAX:
+        search = partial(codec.first_at, timestamp_ms=timestamp_ms, from_offset=start, to_offset=stop)
+        if info.size <= INLINE_BYTES_MAX:
             with suppress(DecompressedTooLarge):
-                return look(chunk.data, info.position, decompressed_bytes_max=UNFOLDED_BYTES_MAX)
-        # The segment itself: another one may have its name by the time of the retry, with other bytes.
+                return search(chunk.data, info.position, decompressed_bytes_max=INLINE_BYTES_MAX)
+        # The Segment is part of the key and not its path, which may be reused for other bytes before the retry.
         key = segment, info.base_offset, timestamp_ms, start, stop
-        unfold = partial(self._unfold, segment, chunk.position + info.position, info.size, info.base_offset, look)
+        job = partial(self._search_batch, segment, chunk.position + info.position, info.size, info.base_offset, search)
         try:
-            found: tuple[int, int] | None = self._unfolds.result(key, unfold)
+            found: tuple[int, int] | None = self._decompressions.result(key, job)
         except CorruptLog as damage:
-            segment.left_memory()  # in part at least: what the thread brought back is in memory, and not sound
+            segment.left_memory()  # the thread has read bytes from the disk that do not match their checksum
             damage.offset = start
-            raise self._met(damage) from None
+            raise self._reported(damage) from None
         return found
 
-    def _unfold(
-        self, segment: Segment, position: int, size: int, base_offset: int, look: Look
+    def _search_batch(
+        self, segment: Segment, position: int, size: int, base_offset: int, search: Search
     ) -> tuple[int, int] | None:
-        """A job for the loader. It reads the batch when its turn comes: thousands may wait for theirs, and would hold
-        as many batches."""
-        data = self._files.read_segment(segment, size, position)
-        # It may have left memory while it waited, and come back as something else.
+        """A job for the loader. It reads the batch only when it runs: thousands of jobs may be queued, and would each
+        hold a batch."""
+        data = segment.source.read(self._files, segment, size, position)
+        # The batch may have left memory while the job was queued, and be damaged on the disk.
         end, *_, reason = codec.valid_until(data, expected_offset=base_offset, dense=True)
         if end < size:
             raise CorruptLog(segment.path(), position, reason or f"{size:,} bytes expected, {len(data):,} found")
-        return look(data, 0, in_thread=True)
+        return search(data, 0, in_thread=True)
 
     def slices(self, log_id: int, start: int, end: int, split_bytes: int) -> list[Slice]:
         found = []
         for segment in self._tail.segments:
             if segment.next_offset <= start or segment.base >= end or segment.size == 0:
                 continue
-            if segment.tier is not None:
-                cuts = segment.tier.group_cuts(start, end, split_bytes)
-                found += [Slice(log_id, segment.base, segment.generation, *cut) for cut in cuts]
-                continue
-            position = self.find_position(segment, max(start, segment.base))
-            for piece in cut(self._index_entries(segment), segment, position, end, split_bytes):
-                found.append(Slice(log_id, segment.base, segment.generation, *piece))
+            contents = segment.source.contents
+            if contents is not None:
+                cuts = contents.cuts(start, end, split_bytes)
+            else:
+                position = self.find_position(segment, max(start, segment.base))
+                cuts = cut_at_entries(self._index_entries(segment), segment, position, end, split_bytes)
+            found += [Slice(log_id, segment.base, segment.generation, *cut) for cut in cuts]
         return found
 
     def _time_index(self, segment: Segment) -> bytes:
@@ -448,38 +437,38 @@ class Reader:
     def read_slice(self, piece: Slice) -> bytes:
         for segment in self._tail.segments:
             if segment.base == piece.segment and segment.generation == piece.generation:
-                if segment.tier is None:
+                if not segment.is_archived:
                     return self._read(segment.path(), piece.length, piece.position)
                 found = bytearray()
                 while len(found) < piece.length:
                     rest = piece.length - len(found)
-                    found += self._files.read_segment(segment, rest, piece.position + len(found))
+                    found += segment.source.read(self._files, segment, rest, piece.position + len(found))
                 return bytes(found)
         raise LogClosed(f"segment {piece.segment} generation {piece.generation} of log {piece.log_id} is gone")
 
 
-def cut(entries: bytes, segment: Segment, position: int, end: int, split_bytes: int) -> list[tuple[int, int, int, int]]:
-    """(position, length, first offset, next offset) of pieces of about split_bytes, cut where the index has an entry.
+def cut_at_entries(entries: bytes, segment: Segment, position: int, end: int, split_bytes: int) -> list[Cut]:
+    """Cut a segment into pieces of about split_bytes at entries of its index.
 
-    The last one runs to the end of the segment's bytes: its reader stops at the offset it was told.
+    The last piece runs to the end of the segment's bytes: its reader stops at the piece's next offset.
     """
-    pieces = []
-    begin, begin_offset = position, None
+    pieces: list[Cut] = []
+    first, first_offset = position, None
     for at in range(0, len(entries), 8):
         entry_offset = segment.base + int.from_bytes(entries[at : at + 4], "big")
         entry_position = int.from_bytes(entries[at + 4 : at + 8], "big")
         if entry_position < position:
             continue
-        if begin_offset is None:
-            begin, begin_offset = entry_position, entry_offset
+        if first_offset is None:
+            first, first_offset = entry_position, entry_offset
             continue
         if entry_offset >= end:
-            pieces.append((begin, entry_position - begin, begin_offset, min(entry_offset, end)))
+            pieces.append(Cut(first, entry_position - first, first_offset, min(entry_offset, end)))
             return pieces
-        if entry_position - begin >= split_bytes:
-            pieces.append((begin, entry_position - begin, begin_offset, entry_offset))
-            begin, begin_offset = entry_position, entry_offset
-    if begin < segment.size:
-        first = segment.base if begin_offset is None else begin_offset
-        pieces.append((begin, segment.size - begin, first, min(segment.next_offset, end)))
+        if entry_position - first >= split_bytes:
+            pieces.append(Cut(first, entry_position - first, first_offset, entry_offset))
+            first, first_offset = entry_position, entry_offset
+    if first < segment.size:
+        offset = segment.base if first_offset is None else first_offset
+        pieces.append(Cut(first, segment.size - first, offset, min(segment.next_offset, end)))
     return pieces

@@ -1,43 +1,41 @@
-"""What was read last, for others who want the same: consumers at the end of a log ask for the same records within
-moments, and each would have them read and checked again. Used by the owner thread only."""
+"""A cache of recent reads: consumers at the end of a log read the same records within moments, and each read would
+check them again. Used by the owner thread only."""
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from headrace.log.read.reader import Chunk
-    from headrace.log.segments.segment import Segment
+from headrace.log.read.chunk import Chunk
+from headrace.log.segments.segment import Segment
 
-ENTRY_BYTES = 512  # what an entry takes besides its records
+ENTRY_BYTES = 512  # overhead of an entry besides its records
 ASKED_MAX = 32
 SHARED_READS = 64
-Key = tuple["Segment", int, int, int]  # segment, offset, where to stop, most bytes
+Key = tuple[Segment, int, int, int]  # segment, offset, stop offset, max bytes
 
 
 class RecentReads:
-    """Bounded by bytes; who was not asked for longest goes first. A segment that is rewritten or cut back becomes
-    another one, so that nothing has to be taken out.
+    """An LRU bounded by bytes. A segment that is rewritten or truncated becomes another Segment, so entries never
+    have to be invalidated.
 
-    Nothing is kept as long as nobody asks twice: a single reader would have its buffers go round through all of the
-    cache, where now it gets the same one again and again.
+    Nothing is kept until a read is repeated: for a single reader the allocator can then reuse one buffer, instead of
+    cycling through the memory of the whole cache.
     """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._chunks: OrderedDict[Key, Chunk] = OrderedDict()
-        self._asked: dict[Key, None] = {}  # the last ones, in order
-        self._to_keep = 0
+        self._asked: dict[Key, None] = {}  # the last reads that were not kept, in order
+        self._to_keep = 0  # reads to keep until one must be repeated again
         self.size_bytes = 0
 
-    def get(self, key: Key) -> "Chunk | None":
+    def get(self, key: Key) -> Chunk | None:
         chunk = self._chunks.get(key)
         if chunk is not None:
             self._chunks.move_to_end(key)
             self._to_keep = SHARED_READS
         return chunk
 
-    def offer(self, key: Key, chunk: "Chunk") -> None:
-        """It was read from the disk."""
+    def offer(self, key: Key, chunk: Chunk) -> None:
+        """A chunk was read that was not in the cache."""
         if key in self._asked:
             self._to_keep = SHARED_READS
         elif self._to_keep == 0:
@@ -52,7 +50,7 @@ class RecentReads:
         else:
             self._keep(key, chunk)
 
-    def _keep(self, key: Key, chunk: "Chunk") -> None:
+    def _keep(self, key: Key, chunk: Chunk) -> None:
         size = len(chunk.data) + ENTRY_BYTES
         if size > self._bytes_max or key in self._chunks:
             return

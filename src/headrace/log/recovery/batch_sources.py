@@ -1,4 +1,4 @@
-"""Where recovery finds the batches of one log: in its files, as far as they are whole, and in the journal."""
+"""The batches of one log that recovery can use: those of its files, up to the first damaged one, and the journal's."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
@@ -12,24 +12,24 @@ from headrace.record import codec
 READ_BYTES = 4 << 20
 
 
-class Sources:
+class BatchSources:
     def __init__(
         self, files: FileCache, parts: Mapping[int, ReplayedPart], batch_bytes_max: int, known: Epochs, last_epoch: int
     ) -> None:
         self._files = files
         self._epochs = known
-        self._last_epoch = last_epoch  # of those who have written here
+        self._last_epoch = last_epoch  # the highest epoch in which the log can have been written
         self._parts = parts
         self._bases = sorted(parts)
         self._batch_bytes_max = batch_bytes_max
 
     def whole(self, path: str, position: int, size: int, expected: int, end: int | None = None) -> Iterator[memoryview]:
-        """Runs of whole batches in offset order, from position up to the first that is not, or up to end. With
-        `expected` -1 they need not follow each other without a gap.
+        """Complete batches in offset order, from a position up to the first damaged one, or up to the offset `end`.
+        With `expected` -1 offsets may have gaps.
 
-        What was not synced may be torn at any byte, in its epoch, too, which no checksum covers: one that is lower
-        than the one before it, or that nobody has had, is not what was written. The journal has it, or nobody was
-        told that it is there."""
+        Unsynced bytes may be torn anywhere, even in a batch's epoch, which no checksum covers: an epoch that is lower
+        than that of the batch before, or higher than any the broker has had, is damage. Such a batch is in the
+        journal, or it was never confirmed."""
         want = READ_BYTES
         epoch = epochs.at(self._epochs, expected)
         while position < size:
@@ -40,7 +40,7 @@ class Sources:
             if expected >= 0:
                 sound, after, epoch = codec.epochs_until(data, stop, epoch, self._last_epoch)
                 if sound < stop:
-                    size = position + sound  # nothing behind it counts
+                    size = position + sound  # ignore everything behind it
                     stop, next_offset = sound, after if sound else expected
             if end is not None and next_offset > end:
                 stop = _position_of(data, stop, end)
@@ -61,8 +61,8 @@ class Sources:
                 expected = next_offset
 
     def replayed(self, offset: int, end: int | None = None, *, may_begin_inside: bool) -> memoryview | None:
-        """The batches of the journal's part that holds offset, from there on: the segment may have some of them. The
-        start of a log may lie inside a batch, anything later may not."""
+        """The batches of the journal's part that holds an offset, from that offset on. Only at the start of a log may
+        the offset lie inside a batch."""
         at = bisect_right(self._bases, offset) - 1
         part = self._parts[self._bases[at]] if at >= 0 else None
         if part is None or part.next_offset <= offset:

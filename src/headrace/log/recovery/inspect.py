@@ -1,7 +1,7 @@
-"""Looking at a data folder from outside: list, dump, verify, rebuild indexes.
+"""Inspecting a data folder from outside the broker: list, dump, verify, rebuild indexes.
 
-Listing, dumping and verifying only read, and work beside a running broker; what it is just writing is not looked at.
-Rebuilding takes the folder's lock.
+Listing, dumping and verifying only read, and work next to a running broker, up to each log's visible end. Rebuilding
+indexes takes the folder's lock.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,14 +15,14 @@ from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk, RealDisk, read_whole
 from headrace.log.disk.file_cache import FileCache
 from headrace.log.disk.paths import SegmentStem
-from headrace.log.maintenance.compaction import batches
 from headrace.log.segments import index
+from headrace.log.segments.batches import batches
 from headrace.log.segments.segment import Segment, read_seal, rebuild_index
 from headrace.log.standby import follower
-from headrace.log.tier.manifest import read_tier
+from headrace.log.tier.sources import Archives
 from headrace.record.types import BatchInfo
 
-Progress = Callable[[int], object]  # bytes done since the last call
+Progress = Callable[[int], object]  # receives the bytes processed since the last call
 
 INDEX_INTERVAL = 4096
 OPEN_FILES = 64
@@ -35,7 +35,7 @@ class LogFacts:
     slug: str
     folder: str
     start: int
-    visible_end: int | None  # None when no broker has said so yet
+    visible_end: int | None  # None when the log has no slot
     segments: tuple[Segment, ...]
 
     @property
@@ -44,13 +44,13 @@ class LogFacts:
 
     @property
     def batch_bytes(self) -> int:
-        """What its batches are, unpacked: what it takes to look at all of them."""
+        """The size of all batches, those of archived segments uncompressed: the work of reading everything."""
         return sum(segment.size for segment in self.segments)
 
     @property
     def archived(self) -> int:
-        """How many of its segments are in the tier."""
-        return sum(segment.tier is not None for segment in self.segments)
+        """The number of archived segments."""
+        return sum(segment.is_archived for segment in self.segments)
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class VerifyReport:
 
 
 class Checked(NamedTuple):
-    """What was found of a segment, and where the next one has to begin, if that can be said."""
+    """The report of one segment, and where the next one has to begin; None if that is unknown."""
 
     report: VerifyReport
     next_base: int | None
@@ -85,7 +85,8 @@ class Inspector:
         self._disk = disk or RealDisk()
         follower.check_whole(self._disk, root)
         self._files = FileCache(self._disk, OPEN_FILES)
-        self._unreadable: dict[str, str] = {}  # manifests, and what is wrong with them
+        self._archives = Archives(self._disk)
+        self._unreadable: dict[str, str] = {}  # damaged manifests -> reason
         if not self._disk.exists(f"{root}/{paths.LOGS}"):
             raise NotFound(f"{root} is not a data folder: it has no {paths.LOGS}/")
 
@@ -114,14 +115,15 @@ class Inspector:
         raise NotFound(f"no log {log_id} in {self.root}")
 
     def _listed(self, folder: str) -> tuple[Segment, ...] | None:
-        """None when the log was deleted. A broker may remove a segment between the listing and the look at it."""
+        """The segments of a folder; None when the log was deleted. Listed again when the broker removes a segment
+        meanwhile."""
         for _ in range(LISTINGS_MAX):
             try:
                 return self._segments(folder)
             except FileNotFoundError:
                 if not self._disk.exists(folder):
                     return None
-        raise StorageError(f"the segments of {folder} go faster than they can be looked at")
+        raise StorageError(f"the segments of {folder} are removed faster than they can be listed")
 
     def _segments(self, folder: str) -> tuple[Segment, ...]:
         newest: dict[int, int] = {}
@@ -133,13 +135,14 @@ class Inspector:
         for base in sorted(newest):
             stem = SegmentStem(base, newest[base])
             if found and found[-1].is_sealed and base < found[-1].next_offset:
-                continue  # a rewritten segment covers it, and it is about to go
-            manifest = f"{folder}/{stem}{paths.TIER}"
-            if self._disk.exists(manifest):
-                try:
-                    found.append(Segment.archived(folder, stem.generation, read_tier(self._disk, manifest)))
-                except CorruptLog as error:
-                    self._unreadable[manifest] = str(error)
+                continue  # superseded by a rewritten segment, and about to be removed
+            try:
+                archived = self._archives.segment(folder, stem)
+            except CorruptLog as error:
+                self._unreadable[f"{folder}/{stem}{paths.TIER}"] = str(error)
+                continue
+            if archived is not None:
+                found.append(archived)
                 continue
             seal = read_seal(self._disk, f"{folder}/{stem}{paths.SEAL}")
             if seal is not None:
@@ -151,7 +154,7 @@ class Inspector:
         return tuple(found)
 
     def batches(self, log: LogFacts, start: int = 0) -> Iterator[tuple[Segment, memoryview, BatchInfo]]:
-        """Every batch with an offset at or after start, checked, up to the visible end."""
+        """Every batch with an offset at or after `start`, up to the visible end, with its checksum verified."""
         for at, segment in enumerate(log.segments):
             following = log.segments[at + 1].base if at + 1 < len(log.segments) else None
             if following is not None and following <= start:
@@ -165,10 +168,10 @@ class Inspector:
             except CorruptLog:
                 if segment.is_sealed or log.visible_end is not None:
                     raise
-                return  # behind the end of the active segment lies whatever a crash left there
+                return  # behind the end of the active segment there may be leftovers of a crash
 
     def verify(self, log_ids: set[int] | None = None, progress: Progress | None = None) -> VerifyReport:
-        """The checksum of every batch, the order of offsets, every seal and index against the data."""
+        """Verify every checksum, the order of offsets, and every seal and index against the data."""
         report = VerifyReport()
         for log in self.logs():
             if log_ids is not None and log.id not in log_ids:
@@ -177,7 +180,7 @@ class Inspector:
         return report
 
     def joined(self, log: LogFacts, segments: Iterable[Checked]) -> VerifyReport:
-        """The report of a log from what was found of its segments, in their order."""
+        """Combine the reports of a log's segments, which must be in order."""
         unreadable = [text for path, text in self._unreadable.items() if path.startswith(log.folder + "/")]
         whole = VerifyReport(logs=1, problems=unreadable)
         expected = None
@@ -189,7 +192,7 @@ class Inspector:
         return whole
 
     def check(self, segment: Segment, visible_end: int | None, progress: Progress | None = None) -> Checked:
-        """One segment by itself, so that those of a large log can be looked at side by side."""
+        """Verify one segment on its own, so that those of a large log can be verified in parallel."""
         report = VerifyReport(segments=1)
         return Checked(report, self._check(segment, visible_end, report, progress))
 
@@ -216,7 +219,7 @@ class Inspector:
         except FileNotFoundError:
             if self._is_listed(segment):
                 report.problems.append(f"{segment.path()}: is gone")
-            return None  # otherwise a broker has rewritten or removed it since it was listed: it is not missing
+            return None  # not listed any more: the broker has rewritten or removed it meanwhile
         except CorruptLog as error:
             if segment.is_sealed or visible_end is None or walker.next_offset < visible_end:
                 report.problems.append(str(error))
@@ -224,7 +227,7 @@ class Inspector:
         known = len(report.problems)
         self._verify_derived(segment, walker, positions, report)
         if len(report.problems) > known and not self._is_listed(segment):
-            del report.problems[known:]  # its indexes went with it
+            del report.problems[known:]  # the segment was removed meanwhile, with its indexes
         return segment.next_offset if segment.is_sealed else None
 
     def _is_listed(self, segment: Segment) -> bool:
@@ -249,7 +252,7 @@ class Inspector:
         for at in range(0, len(entries) - 7, 8):
             position = int.from_bytes(entries[at + 4 : at + 8], "big")
             if position >= walker.position:
-                break  # of batches that are just being written
+                break  # entries of batches that are being written
             if positions.get(position) != segment.base + int.from_bytes(entries[at : at + 4], "big"):
                 report.problems.append(f"{path}: entry {at // 8} is wrong; `headrace log reindex` rebuilds it")
                 break
@@ -262,7 +265,7 @@ class Inspector:
             report.problems.append(f"{path}: entry {damaged} is wrong; `headrace log reindex` rebuilds it")
 
     def reindex(self, log_ids: set[int] | None = None, progress: Progress | None = None) -> int:
-        """Write every index anew from the data; the number of segments done. The broker must be stopped."""
+        """Rebuild every index from the data; returns the number of segments. The broker must be stopped."""
         done = 0
         with self.locked():
             for _, segment in self.indexed(log_ids):
@@ -274,7 +277,7 @@ class Inspector:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else has the folder meanwhile."""
+        """Hold the data folder's lock."""
         lock = self._disk.lock(f"{self.root}/{paths.LOCK}")
         try:
             yield
@@ -282,14 +285,14 @@ class Inspector:
             self._disk.close(lock)
 
     def indexed(self, log_ids: set[int] | None = None) -> Iterator[tuple[int, Segment]]:
-        """(log, segment) for all that have an index to be rebuilt: the active one is looked at, and mended, at every
-        start; archived ones have none."""
+        """(log id, segment) for all segments whose index can be rebuilt: archived ones have none, and that of the
+        active one is checked and repaired by every start."""
         for log in self.logs():
             if log_ids is None or log.id in log_ids:
-                yield from ((log.id, s) for s in log.segments if s.is_sealed and s.tier is None)
+                yield from ((log.id, s) for s in log.segments if s.is_sealed and not s.is_archived)
 
     def rebuild(self, segment: Segment) -> int:
-        """Write the indexes of a sealed segment anew; how many bytes it has."""
+        """Rebuild the indexes of a sealed segment; returns the segment's size."""
         rebuild_index(self._files, segment, INDEX_INTERVAL)
         return segment.size
 

@@ -1,8 +1,8 @@
-"""Going on after the journal was damaged.
+"""Repairing a damaged journal, for `headrace log repair`.
 
-The journal holds what was confirmed since the last checkpoint. When an entry that was synced cannot be read any more,
-a start refuses, because going on without it may lose what was confirmed, and that is for a person to decide. Here is
-what such a person needs: what is left, and a way to go on with that. Nothing is deleted: the files are set aside.
+The journal holds the records confirmed since the last checkpoint. When a synced entry cannot be read any more, the
+broker refuses to start, because starting without it may lose confirmed records, and an operator has to decide that.
+This module shows what is left and accepts the loss. Nothing is deleted: damaged files are renamed.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ SET_ASIDE = ".lost"
 
 @dataclass(frozen=True, slots=True)
 class JournalFacts:
-    checkpoint: int  # the last entry that segments and state include for good
+    checkpoint: int  # the last entry that segments and state include durably
     readable: int  # the last entry that can be read
     synced: int  # the last entry that is known to have been synced
     problem: str | None
@@ -28,14 +28,14 @@ class JournalFacts:
 
 
 def examine(root: str, disk: Disk | None = None) -> JournalFacts:
-    """What is left of the journal. The broker must be stopped; nothing is changed."""
+    """Report what is left of the journal, and change nothing. The broker must be stopped."""
     return _locked(root, disk or RealDisk(), accept=False)
 
 
 def accept_loss(root: str, disk: Disk | None = None) -> JournalFacts:
-    """Have the journal end where it can be read no further. A folder that is sound is left as it is.
+    """Have the journal end before its first unreadable entry. A sound journal is not changed.
 
-    A crash in here leaves a folder that is refused as before, with everything that can be read of it.
+    A crash in between loses nothing more: the broker still refuses to start, and all readable entries are kept.
     """
     return _locked(root, disk or RealDisk(), accept=True)
 
@@ -77,7 +77,7 @@ def _set_aside(disk: Disk, folder: str, entries: list[journal.Entry]) -> list[st
     headers = {name: journal.read_header(disk, f"{folder}/{name}") for name in names}
     if entries:
         journal.write_again(disk, folder, entries, as_copy=False)
-    # Newest first: as long as one is left, everything before the damage can still be read from the rest.
+    # Newest first: if this is interrupted, the files that remain still hold all entries before the damage.
     moved = []
     for name in sorted(names, key=lambda name: headers[name] or (0, 0), reverse=True):
         path = f"{folder}/{name}"
@@ -90,7 +90,7 @@ def _set_aside(disk: Disk, folder: str, entries: list[journal.Entry]) -> list[st
 
 
 def _free_name(disk: Disk, path: str) -> str:
-    """What an earlier repair has set aside stays, too."""
+    """A name that keeps the files of earlier repairs."""
     number = 1
     while disk.exists(f"{path}{SET_ASIDE}{number}"):
         number += 1

@@ -1,4 +1,4 @@
-"""The files that recovery writes: under temporary names, until everything that relies on them can be made durable."""
+"""The segment files that recovery writes: under temporary names until all logs are ready to become durable."""
 
 from collections.abc import Callable
 
@@ -10,8 +10,8 @@ from headrace.log.segments import index
 from headrace.log.segments.segment import Segment, SegmentWriter
 
 
-class FreshFiles:
-    """Of one log."""
+class NewFiles:
+    """The new files of one log."""
 
     def __init__(self, disk: Disk, files: FileCache, tail: Tail) -> None:
         self._disk = disk
@@ -23,11 +23,11 @@ class FreshFiles:
     def __len__(self) -> int:
         return len(self._targets)
 
-    def begin(self, target: Segment, walker: index.Walker) -> "FreshCopy":
-        return FreshCopy(self._disk, lambda: self._make(target.path()), walker)
+    def begin(self, target: Segment, walker: index.Walker) -> "NewFile":
+        return NewFile(self._disk, lambda: self._make(target.path()), walker)
 
     def _make(self, path: str) -> FileId:
-        """An empty file that will be called path."""
+        """Create an empty file that will be renamed to `path`."""
         temporary = path + paths.UNFINISHED
         if not self._tail.created:
             self._disk.mkdir(self._tail.folder)
@@ -41,7 +41,7 @@ class FreshFiles:
     def seal_later(self, writer: SegmentWriter) -> None:
         self._to_seal.append(writer)
 
-    # In this order, and each for all logs before the next.
+    # The steps in order; each is done for all logs before the next begins.
 
     def sync(self) -> None:
         for path in self._targets:
@@ -54,7 +54,7 @@ class FreshFiles:
     def seal(self) -> None:
         for writer in self._to_seal:
             writer.seal()
-            # The marker that follows makes this a known segment, and only the seal says where it ends.
+            # The state marker that follows makes this a known segment, and only its seal says where it ends.
             self._files.sync(writer.segment.path(paths.SEAL))
 
     def put_in_place(self) -> None:
@@ -62,22 +62,22 @@ class FreshFiles:
             self._disk.rename(path + paths.UNFINISHED, path)
         self._disk.sync_dir(self._tail.folder)
 
-    # Or not at all.
+    # Giving up.
 
     def abandon(self) -> None:
-        """Give back the room of what has no name of its own yet."""
+        """Remove the files that have not been renamed, to free their space."""
         for path in self._targets:
             if self._disk.exists(path + paths.UNFINISHED):
                 self._disk.unlink(path + paths.UNFINISHED)
 
     def discard(self) -> None:
-        """As if nothing had been written."""
+        """Forget all new files, as if nothing had been written."""
         self.abandon()
         self._targets, self._to_seal = [], []
 
 
-class FreshCopy:
-    """One data file, made when the first byte comes."""
+class NewFile:
+    """One data file, created with the first write."""
 
     def __init__(self, disk: Disk, make: Callable[[], FileId], walker: index.Walker) -> None:
         self._disk = disk

@@ -1,51 +1,75 @@
-"""Opening a data folder: find out what survived, keep it, and say what was done.
+"""Recovery: opening a data folder, keeping everything that survived, and reporting what was done.
 
-What is known to be on stable storage is trusted (its checksums are checked when it is read). What was written
-since the last checkpoint is scanned, batch by batch, filled up from the journal, and *written again* to fresh files
-that are synced before anything relies on them: after a failed write-back the page cache holds bytes that the disk
-does not, and only a new write of them can be believed.
+Bytes that are known to be on stable storage are trusted; their checksums are verified when they are read. Batches
+written since the last checkpoint are scanned, completed from the journal and *written again* to new files, which are
+synced before anything relies on them: after a failed write-back the page cache holds bytes that the disk does not
+have, and only writing them again makes them durable.
 
-Nothing old is touched before the new files and the marker that names them are durable, so being killed here changes
-nothing. Below the durable end a bad byte is damage: it is reported, the log serves what lies before it, takes
-no appends, and no file of it is changed.
+No old file is changed before the new files and the state marker that covers them are durable, so a crash during
+recovery changes nothing. A bad byte below the durable end is damage: it is reported, the log serves the records before
+it and takes no appends, and none of its files is changed.
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from headrace.clock import Clock
 from headrace.errors import CorruptJournal
 from headrace.log.commit import journal as journals
 from headrace.log.commit import slots
 from headrace.log.commit.journal import Journal
-from headrace.log.commit.journal_entry import PUT, ReplayedEnd, ReplayedPart, decode
+from headrace.log.commit.journal_entry import PUT, ReplayedEnd, ReplayedPart, StateChange, decode
 from headrace.log.commit.slots import Slots
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk
-from headrace.log.log import LogSpec
+from headrace.log.disk.file_cache import FileCache
+from headrace.log.log import Log, LogSpec
 from headrace.log.recovery.log_recovery import LogRecovery
-from headrace.log.state.store import Marker
+from headrace.log.settings import LogSettings
+from headrace.log.state.store import DiskStateStore, Marker
 from headrace.log.state.tables import IDS, NEXT_LOG_ID, TRUNCATIONS
 from headrace.log.tier.archive import remove_archived, remove_strays
-
-if TYPE_CHECKING:
-    from headrace.log.shard import Shard
+from headrace.log.tier.sources import Archives
 
 STRAYS_NAMED = 10
-ID_BLOCK = 1 << 32  # far more than one run can use; a block is simply not finished
+ID_BLOCK = 1 << 32  # log ids reserved by every start: far more than one run can use; the rest is never assigned
+
+
+class OpeningShard(Protocol):
+    """A shard that is being opened. Recovery sets `epoch`, `ids`, `logs` and `pending_truncations`, and calls `begin`
+    once everything on disk is known."""
+
+    root: str
+    settings: LogSettings
+    clock: Clock
+    disk: Disk
+    files: FileCache
+    archives: Archives
+    state: DiskStateStore
+    tier_root: str
+    epoch: int
+    ids: range
+    logs: dict[int, Log]
+    pending_truncations: list[tuple[Log, int]]
+
+    def new_log(self, spec: LogSpec) -> Log: ...
+    def apply_changes(self, changes: list[StateChange]) -> None: ...
+    def sync_filesystem(self) -> None: ...
+    def begin(self, journal: Journal, slots: Slots) -> None: ...
 
 
 @dataclass(slots=True)
 class RecoveryReport:
     clean: bool = True
-    new: bool = False  # there was nothing here before
+    new: bool = False  # the data folder was empty
     logs: int = 0
-    records: int = 0  # kept of what was written since the last checkpoint
+    records: int = 0  # recovered of those written since the last checkpoint
     bytes_kept: int = 0
     bytes_cut: int = 0  # torn tails; never a confirmed record
     indexes_rebuilt: int = 0
     journal_entries: int = 0
     damaged: list[str] = field(default_factory=list)
-    restored: list[str] = field(default_factory=list)  # files that were damaged and had a second copy
+    restored: list[str] = field(default_factory=list)  # damaged files that were replaced by their second copy
     strays: list[str] = field(default_factory=list)  # folders that belong to no log in the catalog
     seconds: float = 0.0
 
@@ -75,7 +99,7 @@ def _logs(count: int) -> str:
     return "1 log" if count == 1 else f"{count:,} logs"
 
 
-def recover(shard: "Shard", specs: list[LogSpec]) -> RecoveryReport:
+def recover(shard: OpeningShard, specs: list[LogSpec]) -> RecoveryReport:
     started = shard.clock.monotonic()
     shard.state.load()
     marker = shard.state.marker
@@ -89,22 +113,22 @@ def recover(shard: "Shard", specs: list[LogSpec]) -> RecoveryReport:
     folders = _folders(shard, {spec.id for spec in specs}, report)
     replayed.secure()
     if not report.clean:
-        # After a kill a name may be seen, or missed, that a power cut would change again: first make them last.
-        # That of a log's folder, too, which its log takes for made.
+        # After a kill, file names in the page cache may differ from those on disk: make them durable before relying
+        # on them. That includes the names of the logs' folders, which their logs take for durable.
         _sync_folders(shard, [f"{shard.root}/{paths.LOGS}", *folders.values()])
     recoveries: list[LogRecovery] = []
     try:
         _recover_logs(shard, specs, folders, hints, replayed, report, recoveries)
-        # The state before the segments get their names: a start that finds no room for it leaves nothing behind.
+        # The state comes before the renaming of segments, so that a start on a full disk leaves nothing behind.
         _prepare_state(shard, recoveries, replayed.sequence)
         _make_durable(shard, recoveries)
     except OSError:
         for recovery in recoveries:
-            recovery.fresh.abandon()
+            recovery.new_files.abandon()
         shard.state.abandon()
         raise
     _begin(shard, replayed.sequence)
-    # Before the first append: a file of a former life that came back would be read as its continuation.
+    # Before the first append: an old file that came back after a crash would be read as the log's continuation.
     _sync_folders(shard, [recovery.folder for recovery in recoveries if recovery.clean_up()])
     for recovery in recoveries:
         if recovery.log.damage is None:
@@ -115,7 +139,7 @@ def recover(shard: "Shard", specs: list[LogSpec]) -> RecoveryReport:
 
 
 def _recover_logs(
-    shard: "Shard",
+    shard: OpeningShard,
     specs: list[LogSpec],
     folders: dict[int, str],
     hints: dict[int, slots.Ends],
@@ -125,9 +149,21 @@ def _recover_logs(
 ) -> None:
     for spec in specs:
         evidence = max(hints[spec.id].durable_end if spec.id in hints else 0, replayed.ends.get(spec.id, 0))
-        recovery = LogRecovery(shard, spec, folders.get(spec.id), replayed.parts.get(spec.id, {}), evidence)
+        recovery = LogRecovery(
+            shard.new_log(spec),
+            folders.get(spec.id),
+            replayed.parts.get(spec.id, {}),
+            evidence,
+            files=shard.files,
+            archives=shard.archives,
+            state=shard.state,
+            clock=shard.clock,
+            batch_bytes_max=shard.settings.batch_bytes_max,
+        )
         recoveries.append(recovery)
         recovery.run(trust=report.clean)
+        if recovery.pending_truncation is not None:
+            shard.pending_truncations.append((recovery.log, recovery.pending_truncation))
         report.records += recovery.records
         report.bytes_kept += recovery.bytes_kept
         report.bytes_cut += recovery.bytes_cut
@@ -138,14 +174,14 @@ def _recover_logs(
 
 
 class _Replayed:
-    """What the journal holds past the checkpoint: state changes are applied, batches sorted by log."""
+    """The journal's entries since the checkpoint: state changes are applied, batches sorted by log."""
 
-    def __init__(self, shard: "Shard", marker: Marker) -> None:
+    def __init__(self, shard: OpeningShard, marker: Marker) -> None:
         self.entries = 0
         self.sequence = marker.sequence
         self.parts: dict[int, dict[int, ReplayedPart]] = {}
         self.ends: dict[int, int] = {}
-        self._unsure: list[journals.Entry] = []  # perhaps in the page cache only
+        self._unsure: list[journals.Entry] = []  # entries that may be in the page cache only
         self._disk = shard.disk
         self._folder = f"{shard.root}/{paths.JOURNAL}"
         for entry in journals.replay(shard.disk, self._folder, marker.sequence):
@@ -163,11 +199,11 @@ class _Replayed:
                     shard.apply_changes([item])
                     if item.table == TRUNCATIONS and item.kind == PUT:
                         cuts[int.from_bytes(item.key, "big")] = int.from_bytes(item.value, "big")
-            for log_id, offset in cuts.items():  # what was proved up to this entry is to be forgotten
+            for log_id, offset in cuts.items():  # records behind a truncation are no longer expected
                 self.ends[log_id] = min(self.ends.get(log_id, 0), offset)
 
     def secure(self) -> None:
-        """From here on the disk is changed: what was replayed is acted upon."""
+        """Make the replayed entries durable before recovery changes files because of them."""
         if self._unsure:
             journals.write_again(self._disk, self._folder, self._unsure)
 
@@ -176,22 +212,23 @@ class _Replayed:
 
 
 def check_witness(disk: Disk, root: str, sequence: int) -> None:
-    """The last entries of a journal have none behind them to tell that they were synced: their slot does."""
+    """CorruptJournal if synced entries are missing at the journal's end. No later entry can say that they were synced,
+    but the slots do."""
     synced = slots.read_sequence(disk, f"{root}/{paths.SLOTS}")
     if synced > sequence:
         reason = f"entries {sequence + 1:,} to {synced:,} were synced and are gone"
         raise CorruptJournal(f"{root}/{paths.JOURNAL}", 0, reason)
 
 
-def _folders(shard: "Shard", known: set[int], report: RecoveryReport) -> dict[int, str]:
-    """Folder by log id. One that was being deleted goes; one that nobody knows is left for a person to judge."""
+def _folders(shard: OpeningShard, known: set[int], report: RecoveryReport) -> dict[int, str]:
+    """Folders by log id. Removes those of deleted logs; reports those that no log in the catalog owns."""
     root = f"{shard.root}/{paths.LOGS}"
     found = {}
     for name in shard.disk.listdir(root):
         log_id = paths.parse_log_folder(name)
         if name.endswith(paths.DELETED):
             if not remove_archived(shard.disk, shard.tier_root, f"{root}/{name}"):
-                continue  # the tier is read-only for now: another start
+                continue  # the tier cannot be changed at the moment: a later start tries again
             for inner in shard.disk.listdir(f"{root}/{name}"):
                 shard.disk.unlink(f"{root}/{name}/{inner}")
             shard.disk.rmdir(f"{root}/{name}")
@@ -203,14 +240,14 @@ def _folders(shard: "Shard", known: set[int], report: RecoveryReport) -> dict[in
     return found
 
 
-def _remove_unfinished(shard: "Shard", folder: str) -> None:
-    """Of a compaction or a start that was killed. First of all: what follows may need its room."""
+def _remove_unfinished(shard: OpeningShard, folder: str) -> None:
+    """Remove the temporary files of an interrupted compaction or start, first of all: recovery may need the space."""
     for name in shard.disk.listdir(folder):
         if name.endswith(paths.UNFINISHED):
             shard.disk.unlink(f"{folder}/{name}")
 
 
-def _sync_folders(shard: "Shard", folders: list[str]) -> None:
+def _sync_folders(shard: OpeningShard, folders: list[str]) -> None:
     if len(folders) > shard.disk.sync_each_max:
         shard.sync_filesystem()
         return
@@ -218,22 +255,22 @@ def _sync_folders(shard: "Shard", folders: list[str]) -> None:
         shard.disk.sync_dir(folder)
 
 
-def _make_durable(shard: "Shard", recoveries: list[LogRecovery]) -> None:
-    fresh = [recovery for recovery in recoveries if recovery.fresh]
-    if sum(len(recovery.fresh) for recovery in fresh) > shard.disk.sync_each_max:
+def _make_durable(shard: OpeningShard, recoveries: list[LogRecovery]) -> None:
+    changed = [recovery for recovery in recoveries if recovery.new_files]
+    if sum(len(recovery.new_files) for recovery in changed) > shard.disk.sync_each_max:
         shard.sync_filesystem()
     else:
-        for recovery in fresh:
-            recovery.fresh.sync()
-    for recovery in fresh:
-        recovery.fresh.seal()
-    for recovery in fresh:
-        recovery.fresh.put_in_place()
-    if fresh:
+        for recovery in changed:
+            recovery.new_files.sync()
+    for recovery in changed:
+        recovery.new_files.seal()
+    for recovery in changed:
+        recovery.new_files.put_in_place()
+    if changed:
         shard.disk.sync_dir(f"{shard.root}/{paths.LOGS}")
 
 
-def _prepare_state(shard: "Shard", recoveries: list[LogRecovery], sequence: int) -> None:
+def _prepare_state(shard: OpeningShard, recoveries: list[LogRecovery], sequence: int) -> None:
     state = shard.state
     for recovery in recoveries:
         recovery.record_state()
@@ -241,12 +278,12 @@ def _prepare_state(shard: "Shard", recoveries: list[LogRecovery], sequence: int)
     first = max(first, max(shard.logs, default=0) + 1)
     shard.ids = range(first, first + ID_BLOCK)
     state.apply_put(IDS, NEXT_LOG_ID, (first + ID_BLOCK).to_bytes(8, "big"))
-    # To a fresh file: what was read may be in the page cache only, and nothing may be built on that.
+    # To a new file: the one that was read may be in the page cache only.
     state.prepare(state.take_all(), Marker(sequence, shard.epoch, clean=False))
 
 
-def _begin(shard: "Shard", sequence: int) -> None:
-    """The marker makes the recovery final: epoch, ends and a fresh block of ids, in one durable step."""
+def _begin(shard: OpeningShard, sequence: int) -> None:
+    """Put the state in place: its marker commits epoch, ends and a new block of log ids in one durable step."""
     shard.state.put_in_place()
     journal = Journal(
         shard.disk,
@@ -258,4 +295,4 @@ def _begin(shard: "Shard", sequence: int) -> None:
     shard.begin(journal, Slots(shard.disk, f"{shard.root}/{paths.SLOTS}"))
 
 
-__all__ = ["RecoveryReport", "recover"]
+__all__ = ["OpeningShard", "RecoveryReport", "check_witness", "recover"]

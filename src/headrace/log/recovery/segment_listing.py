@@ -1,4 +1,4 @@
-"""Which of the files in a log's folder count: the newest generation of every segment that is still wanted."""
+"""Which files of a log's folder recovery uses: the newest generation of every segment at or after the log's start."""
 
 from contextlib import suppress
 
@@ -6,29 +6,39 @@ from headrace.errors import CorruptLog
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk
 from headrace.log.disk.paths import SegmentStem
-from headrace.log.recovery.batch_sources import Sources
+from headrace.log.recovery.batch_sources import BatchSources
 from headrace.log.segments import index
-from headrace.log.segments.segment import SavedWriter, Seal, read_seal
-from headrace.log.tier.manifest import Tier, read_tier
+from headrace.log.segments.segment import SavedWriter, Segment, read_seal
+from headrace.log.tier.sources import Archives
 
 _SUFFIXES = (paths.DATA, paths.INDEX, paths.TIME_INDEX, paths.SEAL, paths.TIER)
 
 
 class SegmentListing:
+    """The segments of one log. `saved` is the writer of the active segment at the last checkpoint."""
+
     def __init__(
-        self, disk: Disk, folder: str, sources: Sources, saved: SavedWriter | None, start: int, index_interval: int
+        self,
+        disk: Disk,
+        folder: str,
+        archives: Archives,
+        sources: BatchSources,
+        saved: SavedWriter | None,
+        start: int,
+        index_interval: int,
     ) -> None:
         self._disk = disk
         self._folder = folder
+        self._archives = archives
         self._sources = sources
         self._saved = saved
         self._start = start
         self._index_interval = index_interval
-        self._manifests: dict[SegmentStem, Tier] = {}
-        self.unwanted: list[str] = []
+        self._archived: dict[SegmentStem, Segment] = {}
+        self.unwanted: list[str] = []  # files that `stems` leaves out
 
     def stems(self) -> list[SegmentStem]:
-        """In order; whatever is not among them is unwanted. CorruptLog when a manifest has rotted."""
+        """The segments to use, in order. CorruptLog when a manifest is damaged."""
         newest: dict[int, int] = {}
         names = self._disk.listdir(self._folder)
         for name in names:
@@ -38,9 +48,9 @@ class SegmentListing:
         stems = [SegmentStem(base, newest[base]) for base in sorted(newest)]
         stems = self._without_superseded(stems)
         while len(stems) > 1 and stems[1].base <= self._start:
-            stems.pop(0)  # retention had decided, and was interrupted
+            stems.pop(0)  # retention had moved the start, and was interrupted before it removed the file
         if stems and stems[0].base < self._start and not self._reaches_start(stems[0]):
-            stems.pop(0)  # a name that came back, with those behind it gone
+            stems.pop(0)  # a removed file whose name came back, while those behind it are gone
         self._note_unwanted(names, {str(stem) for stem in stems})
         return stems
 
@@ -50,8 +60,10 @@ class SegmentListing:
             if "." + suffix in _SUFFIXES and base not in wanted:
                 self.unwanted.append(f"{self._folder}/{name}")
                 if "." + suffix == paths.TIER:
-                    with suppress(CorruptLog):  # its file is then found by its place in the tier
-                        self.unwanted.append(read_tier(self._disk, f"{self._folder}/{name}").path)
+                    with suppress(CorruptLog):  # the Parquet file is then found by its place in the tier
+                        contents = self._archives.open(f"{self._folder}/{name}").contents
+                        assert contents is not None
+                        self.unwanted.append(contents.path)
 
     def path(self, stem: SegmentStem, suffix: str = paths.DATA) -> str:
         return f"{self._folder}/{stem}{suffix}"
@@ -59,23 +71,32 @@ class SegmentListing:
     def is_archived(self, stem: SegmentStem) -> bool:
         return self._disk.exists(self.path(stem, paths.TIER))
 
-    def seal(self, stem: SegmentStem) -> Seal | Tier | None:
-        """What says how far a segment reaches. CorruptLog when that is a manifest and has rotted."""
-        if stem in self._manifests or self.is_archived(stem):
-            if stem not in self._manifests:
-                self._manifests[stem] = read_tier(self._disk, self.path(stem, paths.TIER))
-            return self._manifests[stem]
-        return read_seal(self._disk, self.path(stem, paths.SEAL))
+    def archived(self, stem: SegmentStem) -> Segment | None:
+        """The archived segment; None if it is not archived. CorruptLog when its manifest is damaged."""
+        if stem not in self._archived:
+            segment = self._archives.segment(self._folder, stem)
+            if segment is None:
+                return None
+            self._archived[stem] = segment
+        return self._archived[stem]
+
+    def sealed(self, stem: SegmentStem) -> Segment | None:
+        """A segment whose seal or manifest says how far it reaches; None if it has neither."""
+        archived = self.archived(stem)
+        if archived is not None:
+            return archived
+        seal = read_seal(self._disk, self.path(stem, paths.SEAL))
+        return None if seal is None else Segment.sealed(self._folder, stem.generation, seal)
 
     def _reaches_start(self, stem: SegmentStem) -> bool:
         position, offset = 0, stem.base
         if self._saved is not None and stem == (self._saved.base, self._saved.generation):
-            # Its seal, if there is one, is that of a recovery which did not come to its end.
+            # A seal of this segment would be that of a recovery that was interrupted.
             position, offset = self._saved.position, self._saved.next_offset
         else:
-            seal = self.seal(stem)
-            if seal is not None:
-                return seal.next_offset > self._start
+            sealed = self.sealed(stem)
+            if sealed is not None:
+                return sealed.next_offset > self._start
         path = self.path(stem)
         walker = index.Walker(offset, self._index_interval)
         for data in self._sources.whole(path, position, self._disk.file_size(path), offset):
@@ -84,7 +105,7 @@ class SegmentListing:
         return end > self._start or self._sources.replayed(end, may_begin_inside=True) is not None
 
     def _without_superseded(self, stems: list[SegmentStem]) -> list[SegmentStem]:
-        """A rewritten segment may cover several old ones: its seal says how far it reaches."""
+        """Drop segments that a rewritten one covers: its seal says how far it reaches."""
         kept: list[SegmentStem] = []
         covered = -1
         for stem in stems:
@@ -92,6 +113,6 @@ class SegmentListing:
                 continue
             kept.append(stem)
             if stem.generation:
-                seal = self.seal(stem)
-                covered = seal.next_offset if seal is not None else covered
+                sealed = self.sealed(stem)
+                covered = sealed.next_offset if sealed is not None else covered
         return kept

@@ -1,4 +1,4 @@
-"""In which epoch of the broker each of a log's records was written, as the state keeps it."""
+"""The epochs of a log: in which epoch of the broker each of its records was written, as stored in the state."""
 
 TABLE = "epochs"
 Epochs = list[tuple[int, int]]  # epoch, its first offset
@@ -9,7 +9,7 @@ def log_key(log_id: int) -> bytes:
 
 
 def at(epochs: Epochs, offset: int) -> int:
-    """The lowest that a record at this offset can be of: its own may not have become known yet."""
+    """The lowest epoch that a record at this offset can have; its own epoch may not be stored yet."""
     return max((epoch for epoch, start in epochs if start <= offset), default=0)
 
 

@@ -1,5 +1,6 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True
-"""Index lookups and the walk over batch headers that builds indexes and seals. Leaves: no files, no policy."""
+"""Index lookups, the walk over batch headers that builds indexes and seals, and the encoding of slots and journal
+entries. No files and no policy."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -19,7 +20,7 @@ cdef enum:
     ENTRY_HEADER = 36
     ENTRY_MAGIC = 0x48524A45
     SECTOR = 512
-    TIME_CHECKED = 12       # of an entry: what its checksum covers, with the segment's base before it
+    TIME_CHECKED = 12       # bytes of a time entry that its checksum covers, together with the segment's base
 
 cdef inline uint32_t _u32(const uint8_t* p) noexcept nogil:
     return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
@@ -103,8 +104,8 @@ cdef inline uint32_t _time_crc(int64_t segment_base, const uint8_t* entry) noexc
 def find_offset_for_time(const uint8_t[::1] entries not None, long long segment_base, long long timestamp):
     """Relative offset of the last time-index entry whose running maximum is below timestamp; 0 when none.
 
-    Nothing in the data would show that too much was skipped, so an entry is believed only with its checksum. Whatever
-    led to it, a sound one is right by itself; before a damaged one the search begins earlier, and only takes longer.
+    Nothing in the data would show that too much was skipped, so only entries that match their checksum are used. Any
+    sound entry below the timestamp gives a correct start; if one is damaged, the search only begins earlier.
     """
     cdef Py_ssize_t low = 0
     cdef Py_ssize_t high = entries.shape[0] // TIME_ENTRY
@@ -128,7 +129,7 @@ def find_offset_for_time(const uint8_t[::1] entries not None, long long segment_
 
 
 def first_damaged_time_entry(const uint8_t[::1] entries not None, long long segment_base):
-    """The number of the first time-index entry that does not match its checksum; -1 when all do."""
+    """The number of the first time-index entry that does not match its checksum; -1 when all match."""
     cdef Py_ssize_t at
     for at in range(entries.shape[0] // TIME_ENTRY):
         if _u32(&entries[at * TIME_ENTRY] + TIME_CHECKED) != _time_crc(segment_base, &entries[at * TIME_ENTRY]):
@@ -137,11 +138,11 @@ def first_damaged_time_entry(const uint8_t[::1] entries not None, long long segm
 
 
 cdef class Walker:
-    """Walks the batches of one segment, fed with consecutive buffers or told of single batches.
+    """Walks over the batch headers of one segment, which are passed in consecutive buffers.
 
-    Collects what is derived from the data: sparse index entries, the running maximum of
-    timestamps, counts, and a CRC over the batch headers (base offsets lie outside the batch CRC).
-    It trusts the lengths it reads only as far as the bytes it was given.
+    Collects sparse index entries, the running maximum of timestamps, counts, and a CRC over the
+    batch headers, because the batch's own CRC does not cover its base offset.
+    A length that exceeds the buffer ends the walk.
     """
     def __init__(self, long long base, long long interval, *, long long position=0, long long next_offset=-1,
                  long long max_timestamp=-1, long long records=0, long long batches=0,
@@ -181,13 +182,13 @@ cdef class Walker:
         return _entry(entries, len(self.index) // OFFSET_ENTRY, relative_offset)
 
     def find_pending_end(self, long long position_max, long long relative_offset):
-        """As find_end, of the entries not yet flushed."""
+        """Like find_end, for the entries not yet flushed."""
         return _end(
             <const uint8_t*><char*>self.index, len(self.index) // OFFSET_ENTRY, position_max, relative_offset
         )
 
     def walk(self, data not None, Py_ssize_t start=0, Py_ssize_t end=-1):
-        """Take in whole batches of data[start:end]; returns where the first incomplete one begins."""
+        """Walk over the complete batches of data[start:end]; returns where the first incomplete one begins."""
         cdef Py_buffer view
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
         try:
@@ -198,7 +199,7 @@ cdef class Walker:
             PyBuffer_Release(&view)
 
     cpdef object walk_whole(self, buffers):
-        """Take in buffers of whole batches."""
+        """Walk over buffers that hold only complete batches."""
         cdef Py_buffer view
         cdef Py_ssize_t end
         for data in buffers:
@@ -222,7 +223,7 @@ cdef class Walker:
                 _put_u32(entry, <uint32_t>(base_offset - self.base))
                 _put_u32(entry + 4, <uint32_t>self.position)
                 self.index += (<char*>entry)[:OFFSET_ENTRY]
-                # The time entry says: everything before this batch is at most this old.
+                # The time entry holds the highest timestamp before this batch.
                 _put_i64(entry, self.max_timestamp)
                 _put_u32(entry + 8, <uint32_t>(base_offset - self.base))
                 _put_u32(entry + TIME_CHECKED, _time_crc(self.base, entry))
@@ -243,7 +244,7 @@ cpdef bytes pack_slot(
     long long log_id, long long epoch, long long start, long long visible_end, long long durable_end,
     long long stable_end,
 ):
-    """As slots.SLOT describes it."""
+    """Encode a slot; slots.SLOT describes the format."""
     cdef bytes packed = PyBytes_FromStringAndSize(NULL, SLOT)
     cdef uint8_t* p = <uint8_t*>PyBytes_AS_STRING(packed)
     memset(p, 0, SLOT)
@@ -263,7 +264,7 @@ cdef bytes ZEROS = bytes(SECTOR)
 cpdef list journal_entry(
     unsigned long long number, unsigned long long sequence, unsigned long long synced, list body
 ):
-    """The buffers of an entry that fills whole sectors: as journal.ENTRY_HEADER describes it."""
+    """The buffers of a journal entry, padded to whole sectors; journal.ENTRY_HEADER describes the format."""
     cdef bytes header = PyBytes_FromStringAndSize(NULL, ENTRY_HEADER)
     cdef uint8_t* p = <uint8_t*>PyBytes_AS_STRING(header)
     cdef Py_buffer view
@@ -274,7 +275,7 @@ cpdef list journal_entry(
         size += len(data)
         buffers.append(data)
     if size > 0xFFFFFFFF:
-        raise OverflowError(f"an entry of {size:,} bytes")
+        raise OverflowError(f"a journal entry of {size:,} bytes is too large")
     put_le(p + 4, ENTRY_MAGIC, 4)
     put_le(p + 8, number, 8)
     put_le(p + 16, sequence, 8)
@@ -292,7 +293,7 @@ cpdef list journal_entry(
 
 
 cpdef Py_ssize_t total(buffers) except -1:
-    """How many bytes they are."""
+    """The number of bytes in all buffers."""
     cdef Py_ssize_t size = 0
     for data in buffers:
         size += len(data)

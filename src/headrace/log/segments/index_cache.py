@@ -1,4 +1,4 @@
-"""Index files in memory, for all logs of a shard."""
+"""A cache of index files, shared by all logs of a shard."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -11,7 +11,7 @@ Read = Callable[[str, int, int], bytes]  # path, size, position
 
 
 class IndexCache:
-    """Index files in memory, those loaded first go first, bounded by bytes. Used by the owner thread only."""
+    """Index files in memory, bounded by bytes; the one loaded first is evicted first. Used by the owner thread only."""
 
     def __init__(self, files: FileCache, bytes_max: int) -> None:
         self._files = files
@@ -21,7 +21,7 @@ class IndexCache:
 
     def load(self, segment: Segment, read: Read) -> bytes:
         path = segment.path(paths.INDEX)
-        # Both before the file is looked at: the worker may write and seal at any moment.
+        # Take both before the file is read: the worker may append and seal at any moment.
         covered, is_whole = segment.size, segment.is_sealed
         data = read(path, self._files.size(path), 0) if self._files.disk.exists(path) else b""
         self.keep(segment, data, covered, is_whole=is_whole)

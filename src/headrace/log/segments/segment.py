@@ -1,9 +1,8 @@
-"""A segment: a run of batches in one file, with a sparse offset index and a time index beside it.
+"""A segment: consecutive batches in one file, with a sparse offset index and a time index beside it.
 
-Life: active (the last one, appended to), sealed (full; its seal says what it holds), archived (its records are in
-the tier, see tiering.py), retired (out of the log by retention or rewriting, its files kept for those who were handed
-slices of it), deleted. Index and time index are
-caches: they carry no checksum and are rebuilt whenever they disagree with the data.
+States: active (the last one, appended to), sealed (full; its seal says what it holds), archived (its records are in
+the tier, see log/tier), retired (removed from the log by retention or rewriting; its files stay while a reader has
+leased it), deleted. The indexes are caches, and are rebuilt whenever they disagree with the data.
 """
 
 import struct
@@ -19,23 +18,25 @@ from headrace.log.disk.file_cache import NO_FILES, NO_ROOM, FileCache
 from headrace.log.disk.paths import SegmentStem
 from headrace.log.segments import index
 from headrace.log.segments.segment_end import SegmentEnd
-from headrace.log.tier.manifest import Tier
+from headrace.log.segments.source import LOCAL_FILE, SegmentSource
 from headrace.record.batch.crc32c import crc32c
 
 Bytes = bytes | bytearray | memoryview
 
 _SEAL = struct.Struct("<8sqqqqqqI")  # magic, size, base, next offset, records, batches, max timestamp, headers crc
 _SEAL_MAGIC = b"HRSEAL01"
-AGE_UNKNOWN = 0  # in place of when it was begun: of one that a start found
+AGE_UNKNOWN = 0  # the creation time of a segment that a start found
 _SCAN_BYTES = 4 << 20
-INDEX_ENTRY, TIME_ENTRY = 8, 16  # as in kernel.pyx
+INDEX_ENTRY, TIME_ENTRY = 8, 16  # bytes; as in index.pyx
 
 
 @dataclass(frozen=True, slots=True)
 class Seal:
+    """What a sealed segment holds."""
+
     size: int
     base: int
-    next_offset: int  # the first offset of the segment behind it, even if the records before it are gone
+    next_offset: int  # where the next segment begins, even if compaction dropped the records right before it
     records: int
     batches: int
     max_timestamp: int
@@ -50,7 +51,7 @@ class Seal:
 
 
 def read_seal(disk: Disk, path: str) -> Seal | None:
-    """None when there is none or it is damaged: the data is then scanned instead."""
+    """None when the seal is missing or damaged; the data is then scanned instead."""
     if not disk.exists(path):
         return None
     raw = read_whole(disk, path)
@@ -61,13 +62,31 @@ def read_seal(disk: Disk, path: str) -> Seal | None:
 
 
 class Segment:
-    """What readers need to know. Written by the log's one writer; a reader may see it at any moment, and
-    never reads past the offset that the log says is visible, whatever the size is by then."""
+    """A segment as readers see it. Changed by the log's only writer while readers use it: they never read past the
+    log's visible end, whatever the size is by then."""
 
     __slots__ = (
-        "base", "created_ms", "data_path", "folder", "generation", "index", "index_is_whole", "index_size",
-        "is_buried", "is_checked", "is_deleted", "is_sealed", "max_timestamp", "next_offset", "read_end", "read_start",
-        "records", "size", "tier", "written_from",
+        "base",
+        "created_ms",
+        "data_path",
+        "folder",
+        "generation",
+        "index",
+        "index_is_whole",
+        "index_size",
+        "is_archived",
+        "is_checked",
+        "is_deleted",
+        "is_retired",
+        "is_sealed",
+        "max_timestamp",
+        "next_offset",
+        "read_end",
+        "read_start",
+        "records",
+        "size",
+        "source",
+        "written_from",
     )  # fmt: skip
 
     def __init__(self, folder: str, base: int, generation: int = 0, *, created_ms: int = AGE_UNKNOWN) -> None:
@@ -81,14 +100,16 @@ class Segment:
         self.next_offset = base
         self.max_timestamp = -1
         self.is_sealed = False
-        self.is_buried = False
-        self.is_checked = False  # its batch headers were compared with its seal
+        self.is_retired = False
+        self.is_checked = False  # the batch headers were compared with the seal
         self.is_deleted = False
-        self.tier: Tier | None = None  # where its records are, when they are not in a file of batches
-        self.index: bytes | None = None  # the index file's content while the index cache keeps it
-        self.index_size = 0  # how much of the segment it covers
-        self.index_is_whole = False  # it was read after the segment was sealed
-        # Positions whose checksums were right when they were written or read, and that have been in memory since.
+        self.source: SegmentSource = LOCAL_FILE  # where the batches are stored
+        self.is_archived = False  # source.is_archived, kept here because every read needs it
+        self.index: bytes | None = None  # the content of the index file, while the index cache holds it
+        self.index_size = 0  # bytes of the segment that `index` covers
+        self.index_is_whole = False  # `index` was read after the segment was sealed
+        # Ranges of positions whose checksums were verified, and that have stayed in memory since: everything from
+        # `written_from` on, and one range that was read.
         self.written_from = sys.maxsize
         self.read_start = self.read_end = 0
 
@@ -101,12 +122,14 @@ class Segment:
         return segment
 
     @classmethod
-    def archived(cls, folder: str, generation: int, tier: Tier) -> "Segment":
-        """Its size is that of its batches, as if they lay in a file."""
-        segment = cls(folder, tier.base, generation)
-        segment.tier, segment.data_path = tier, tier.path
-        segment.size, segment.records = tier.size, tier.records
-        segment.next_offset, segment.max_timestamp = tier.next_offset, tier.max_timestamp
+    def archived(cls, folder: str, generation: int, source: SegmentSource) -> "Segment":
+        """A segment in an archive. Its size is that of its batches, as if they lay in a local file."""
+        contents = source.contents
+        assert contents is not None, "an archive has a table of contents"
+        segment = cls(folder, contents.base, generation)
+        segment.source, segment.data_path, segment.is_archived = source, contents.path, source.is_archived
+        segment.size, segment.records = contents.size, contents.records
+        segment.next_offset, segment.max_timestamp = contents.next_offset, contents.max_timestamp
         segment.is_sealed = segment.is_checked = True
         return segment
 
@@ -116,43 +139,43 @@ class Segment:
         return f"{self.folder}/{SegmentStem(self.base, self.generation)}{suffix}"
 
     def was_read(self, start: int, end: int) -> None:
-        """These bytes, and their checksums are right. One run of them is remembered."""
+        """Note that the checksums of these bytes were verified. Only one range is remembered."""
         if start <= self.read_end and end >= self.read_start:
             start, end = min(start, self.read_start), max(end, self.read_end)
         self.read_start, self.read_end = start, end
 
     def is_sound(self, start: int, end: int) -> bool:
-        """Whether these bytes need not be checked: they were, and did not have to come from the disk since."""
+        """Whether checksums need not be verified again: the bytes have stayed in memory since they were."""
         return start >= self.written_from or self.read_start <= start <= end <= self.read_end
 
     def left_memory(self) -> None:
-        """Some of it had to be read from the disk, and nobody knows what else, or what came back with it."""
+        """Some bytes had to be read from the disk, perhaps damaged, and others may have left memory unnoticed: verify
+        everything again."""
         self.written_from = self.size
         self.read_start = self.read_end = 0
 
     @property
     def stored_bytes(self) -> int:
-        """What it takes on disk."""
-        return self.size if self.tier is None else self.tier.file_bytes
+        """Bytes that the segment occupies in storage."""
+        return self.source.stored_bytes(self)
 
     @property
     def is_dense(self) -> bool:
-        """Every offset has its record, so that a base offset can be told to be wrong by its neighbours."""
+        """Whether every offset has a record, so that a wrong base offset can be recognized by its neighbours."""
         return self.records == self.next_offset - self.base
 
     @property
     def paths(self) -> list[str]:
-        if self.tier is not None:
-            return [self.path(paths.TIER), self.data_path]  # without the first, the second is nobody's
-        return [self.path(s) for s in (paths.DATA, paths.INDEX, paths.TIME_INDEX, paths.SEAL)]
+        """All files of the segment, in the order in which they are removed."""
+        return self.source.files(self)
 
     @property
     def state(self) -> str:
         if self.is_deleted:
             return "deleted"
-        if self.is_buried:
+        if self.is_retired:
             return "retired"
-        if self.tier is not None:
+        if self.is_archived:
             return "archived"
         return "sealed" if self.is_sealed else "active"
 
@@ -161,7 +184,7 @@ class Segment:
 
 
 class SegmentWriter(SegmentEnd):
-    """Appends to one segment and keeps what is derived from it. Used by the worker thread only."""
+    """Appends to one segment and maintains its indexes. Used by the worker thread only."""
 
     def __init__(self, files: FileCache, segment: Segment, walker: index.Walker, index_bytes: int = 0) -> None:
         super().__init__(segment, walker)
@@ -180,10 +203,10 @@ class SegmentWriter(SegmentEnd):
         return self._index_size + len(self.walker.index)
 
     def append(self, data: Sequence[Bytes]) -> None:
-        """Write whole batches; the walk over their headers happens only once they are in the file."""
+        """Write whole batches. The indexes are derived from their headers only after the write has succeeded."""
         path = self.segment.path()
         if self.walker.position == 0:
-            # The file is made now, perhaps long after the segment began and the folder was synced for it.
+            # The file is created only now, perhaps long after the folder was synced for the new segment.
             self._files.folder_changed(self.segment.folder)
         try:
             self._files.write(path, data, self.walker.position, create=True)
@@ -195,7 +218,8 @@ class SegmentWriter(SegmentEnd):
             self.flush_index()
 
     def flush_index(self) -> None:
-        """Never synced: an index is rebuilt when it is wrong. Without room, or a descriptor, the entries wait."""
+        """Write pending index entries. Never synced, since a wrong index is rebuilt; on a full disk, or without a
+        descriptor, the entries stay pending."""
         walker = self.walker
         if not walker.index:
             return
@@ -217,8 +241,8 @@ class SegmentWriter(SegmentEnd):
         return SavedWriter.of(self.walker, self.index_bytes, self.segment.generation)
 
     def undo_to(self, saved: "SavedWriter") -> bool:
-        """Take back appends that were refused: the bytes go, and so does what was derived from them. Whether there
-        were any: a file that was not written is not opened either, there may be no descriptor for it."""
+        """Undo appends that were refused, and the index entries derived from them. False if there were none: then the
+        file is not opened, because there may be no descriptor for it."""
         if not self.is_torn and self.position == saved.position:
             return False
         self.is_torn = False
@@ -234,7 +258,7 @@ class SegmentWriter(SegmentEnd):
         if saved.position:
             self._files.truncate(self.segment.path(), saved.position)
         else:
-            self._remove_file()  # which may not even have been made; a name is what `secure_undo` syncs
+            self._remove_file()  # it may not exist; `secure_undo` syncs the folder
         self._publish()
         return True
 
@@ -264,8 +288,8 @@ _SAVED = struct.Struct("<qqqqqqqIqq")
 
 
 class SavedWriter(NamedTuple):
-    """Where a segment's writer stood: enough to go on without reading the segment again. Made before every
-    append, in case that has to be taken back: a frozen dataclass of ten fields costs more than the write."""
+    """The state of a segment's writer, enough to continue without reading the segment again. Made before every append
+    in case it has to be undone, hence a tuple: creating a frozen dataclass of ten fields costs more than the write."""
 
     base: int
     generation: int
@@ -302,7 +326,7 @@ class SavedWriter(NamedTuple):
 
 
 def rebuild_index(files: FileCache, segment: Segment, interval: int) -> tuple[bytearray, bytearray]:
-    """Walk the data once more and write both indexes anew. Used when one is missing or wrong."""
+    """Rebuild both indexes from the data, when one is missing or wrong."""
     walker = index.Walker(segment.base, interval)
     walk_segment(files, segment, walker)
     write_indexes(files, segment, walker)
@@ -310,19 +334,20 @@ def rebuild_index(files: FileCache, segment: Segment, interval: int) -> tuple[by
 
 
 def write_indexes(files: FileCache, segment: Segment, walker: index.Walker) -> None:
-    """In place of those that are there."""
+    """Replace the index files."""
     files.forget([segment.path(paths.INDEX), segment.path(paths.TIME_INDEX)])
     write_atomically(files.disk, segment.path(paths.INDEX), bytes(walker.index))
     write_atomically(files.disk, segment.path(paths.TIME_INDEX), bytes(walker.time_index))
 
 
 def walk_segment(files: FileCache, segment: Segment, walker: index.Walker) -> None:
+    """Feed all batches of a segment to a walker. CorruptLog where a batch is cut short."""
     path = segment.path()
     while walker.position < segment.size:
         at = walker.position
-        data = files.read_segment(segment, min(_SCAN_BYTES, segment.size - at), at)
+        data = segment.source.read(files, segment, min(_SCAN_BYTES, segment.size - at), at)
         if walker.walk(data) == 0:
             size = 12 + int.from_bytes(data[8:12], "big") if len(data) >= 12 else 0
             if size <= len(data) or at + size > segment.size:
                 raise CorruptLog(path, at, "a batch is cut short")
-            walker.walk(files.read_segment(segment, size, at))
+            walker.walk(segment.source.read(files, segment, size, at))

@@ -1,7 +1,7 @@
-"""Batches as rows of a Parquet file and back: the only module that knows pyarrow, and only once it is needed.
+"""Converting batches to rows of a Parquet file and back. The only module that imports pyarrow, when it is first needed.
 
-A row is a record as a reader sees it, with what its batch says beside it, so that the batch can be made again: one
-row group holds whole batches, in their order. See docs/file-format.md.
+A row is a record as a reader sees it, together with the fields of its batch, so that the batch can be restored. A row
+group holds whole batches in order. See docs/file-format.md.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-GROUP_BYTES = 4 << 20  # of keys, values and headers in a row group: what a read has to unpack at once
+GROUP_BYTES = 4 << 20  # of keys, values and headers in a row group, which a read decodes as a whole
 GROUP_ROWS = 1 << 16
 READ_BYTES = 4 << 20
 BATCH_COLUMNS = (
@@ -31,7 +31,7 @@ FOOTER_BYTES_MAX = 256 << 20
 
 
 class PyArrowMissing(StorageError):
-    """A segment is in the tier, and nothing here can read Parquet."""
+    """A segment is archived, and pyarrow, which reads Parquet, is not installed."""
 
 
 def arrow() -> "tuple[Any, Any]":
@@ -65,7 +65,7 @@ def schema() -> "pa.Schema":
 
 
 class GroupWriter:
-    """Row groups into a sink with `write`; the sink is the caller's to sync and close."""
+    """Writes row groups to a sink; the caller syncs and closes the sink."""
 
     def __init__(self, sink: "Sink") -> None:
         pa, pq = arrow()
@@ -82,7 +82,7 @@ class GroupWriter:
         )
 
     def write(self, infos: list[BatchInfo], columns: Columns) -> None:
-        """Batches and their records as one row group."""
+        """Write batches and their records as one row group."""
         self._writer.write_batch(self._rows(infos, columns), row_group_size=max(columns.count, 1))
 
     def _rows(self, infos: list[BatchInfo], columns: Columns) -> "pa.RecordBatch":
@@ -117,13 +117,14 @@ class GroupWriter:
         self._writer.close()
 
     def abandon(self) -> None:
-        """pyarrow ends a file by itself when its writer goes, and by then the descriptor may be somebody else's."""
+        """Write nothing more. pyarrow finishes a file when its writer is garbage-collected, and by then the descriptor
+        may belong to another file."""
         self._sink.is_dead = True
         self._writer.close()
 
 
 class Sink:
-    """What pyarrow writes to. Bytes go where the caller says."""
+    """A file-like object for pyarrow that passes bytes to a function."""
 
     closed = False
 
@@ -175,10 +176,10 @@ def _cells(pa: Any, column: BinaryColumn | None, count: int, kind: Any) -> Any:
 
 
 def next_group(data: memoryview) -> tuple[int, list[BatchInfo], Columns]:
-    """(bytes used, batches, columns) of the row group that the first batches in data make; 0 bytes when there is not
-    one whole batch."""
+    """(bytes used, batches, columns) of the next row group, made of the first batches in `data`; 0 bytes when `data`
+    does not hold one whole batch."""
     columns = codec.columns(data, rows_max=GROUP_ROWS, bytes_max=GROUP_BYTES, control=True)
-    # What has no record has no row: nobody could read anything of it.
+    # A batch without records has no rows, and readers would not see it either.
     infos = [info for info in codec.scan(data, 0, columns.position, verify_crc=False) if info.count]
     return columns.position, infos, columns
 
@@ -188,7 +189,7 @@ def next_group(data: memoryview) -> tuple[int, list[BatchInfo], Columns]:
 
 class Footer(NamedTuple):
     metadata: "pq.FileMetaData"
-    start: int  # where it begins in the file: its row groups end before
+    start: int  # of the footer in the file; row groups end before it
     group_starts: list[int]
 
     @property
@@ -197,7 +198,7 @@ class Footer(NamedTuple):
 
 
 def footer_start(tail: bytes, file_bytes: int, path: str) -> int:
-    """Where the footer begins, from the last eight bytes of a file."""
+    """The position of the footer, from the last eight bytes of a file."""
     length = int.from_bytes(tail[:4], "little")
     if tail[4:] != MAGIC or not 0 < length <= min(file_bytes - 12, FOOTER_BYTES_MAX):
         raise CorruptLog(path, max(file_bytes - 8, 0), "it does not end like a Parquet file")
@@ -205,16 +206,16 @@ def footer_start(tail: bytes, file_bytes: int, path: str) -> int:
 
 
 def read_footer(raw: bytes, file_bytes: int, path: str) -> Footer:
-    """Of the bytes from footer_start to the end of the file."""
+    """Parse the footer from the bytes between `footer_start` and the end of the file."""
     pa, pq = arrow()
     start = file_bytes - len(raw)
     try:
         metadata = pq.read_metadata(pa.BufferReader(MAGIC + raw))
         kinds = metadata.schema.to_arrow_schema()
     except (pa.ArrowException, OSError) as error:
-        raise CorruptLog(path, start, f"its footer makes no sense: {error}") from error
+        raise CorruptLog(path, start, f"its footer cannot be decoded: {error}") from error
     if (metadata.metadata or {}).get(FORMAT) != FORMAT_VERSION or kinds.names != schema().names:
-        raise InvalidInput(f"{path} is a Parquet file, but not one of records")
+        raise InvalidInput(f"{path} is a Parquet file, but not an archived segment")
     starts = [_group_start(metadata.row_group(number)) for number in range(metadata.num_row_groups)]
     if any(b <= a for a, b in zip(starts, [*starts[1:], start], strict=True)) or (starts and starts[0] < len(MAGIC)):
         raise CorruptLog(path, start, "its row groups do not follow each other")
@@ -230,20 +231,22 @@ def _group_start(group: Any) -> int:
 
 
 def codecs_of(footer: Footer, number: int, raw: bytes, path: str) -> dict[int, int]:
-    """How each batch of a row group was packed, by its base offset."""
+    """The compression that each batch of a row group had, by base offset."""
     table = _table(footer, number, raw, path, ["batch_offset", "attributes"])
     pairs = zip(table.column(0).to_pylist(), table.column(1).to_pylist(), strict=True)
     return {base: attributes & CODEC_MASK for base, attributes in pairs}
 
 
 def batches_of(footer: Footer, number: int, raw: bytes, bytes_max: int, path: str) -> bytes:
-    """A row group, from its own bytes, as batches end to end. More than bytes_max of them is refused."""
+    """Decode a row group's bytes to batches, end to end. CorruptLog when they exceed bytes_max."""
     pa, _ = arrow()
     table = _table(footer, number, raw, path, None)
     try:
         return _rows(pa, table).render(bytes_max)
     except InvalidInput as error:
-        raise CorruptLog(path, footer.group_starts[number], f"row group {number} makes no batches: {error}") from error
+        raise CorruptLog(
+            path, footer.group_starts[number], f"row group {number} cannot be decoded to batches: {error}"
+        ) from error
 
 
 def _table(footer: Footer, number: int, raw: bytes, path: str, columns: list[str] | None) -> "pa.Table":
@@ -262,7 +265,7 @@ def _rows(pa: Any, table: "pa.Table") -> Rows:
     for name in ("offset", "timestamp", *BATCH_COLUMNS):
         array = _whole(pa, table, name)
         if array.null_count or array.type.bit_width != 64:
-            raise InvalidInput(f"column {name} is not one of numbers")
+            raise InvalidInput(f"column {name} does not hold 64-bit integers without nulls")
         numbers[name] = Numbers(array.buffers()[1], array.offset, count)
     headers = _whole(pa, table, "headers")
     pairs = headers.values
@@ -289,7 +292,7 @@ def _cells_of(array: Any) -> Cells:
 
 
 class _Window:
-    """A file of which only one row group's bytes are there: they were checked before anybody looks at them."""
+    """A file-like object for pyarrow that holds the bytes of one row group only, whose checksum was verified."""
 
     closed = False
 

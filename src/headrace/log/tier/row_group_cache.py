@@ -1,7 +1,7 @@
-"""Reading archived segments: row groups become batches again, a few of them are kept.
+"""Row groups of archived segments decoded to batches, with a cache of those used last.
 
-Used from any thread. What comes out of a row group is bounded by what the manifest says, and its bytes are checked
-against the manifest before they are unpacked: what has rotted is never served.
+Used from any thread. The size of a decoded row group is bounded by the manifest, and its bytes are checked against
+the manifest's checksum before they are decoded, so that damaged bytes are never served.
 """
 
 import threading
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptLog
 from headrace.log.disk.disk import Disk, FileId
-from headrace.log.tier.manifest import RowGroup, Tier
+from headrace.log.tier.manifest import Manifest, RowGroup
 from headrace.record.batch.crc32c import crc32c
 
 if TYPE_CHECKING:
@@ -22,50 +22,58 @@ CACHE_BYTES = 16 << 20
 FOOTERS_MAX = 8
 
 
-class GroupCache:
-    """Batches of the row groups used last, oldest out first; the newest stays whatever its size."""
+class RowGroupCache:
+    """An LRU of decoded row groups, bounded by bytes; the newest one stays whatever its size.
+
+    Entries belong to a Manifest object, not to a path: after a truncation a path may be reused for other records.
+    """
 
     def __init__(self, disk: Disk, bytes_max: int = CACHE_BYTES, file: FileId | None = None) -> None:
         self._disk = disk
-        self._file = file  # of the one segment that is read, open as long as somebody reads: its name may go
+        self._file = file  # the already open file of the only segment that is read: its name may be gone
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._groups: OrderedDict[tuple[str, int], bytes] = OrderedDict()
-        self._footers: OrderedDict[str, Footer] = OrderedDict()
+        self._groups: OrderedDict[tuple[Manifest, int], bytes] = OrderedDict()
+        self._footers: OrderedDict[Manifest, Footer] = OrderedDict()
         self.size_bytes = 0
 
-    def cached(self, tier: Tier, group: RowGroup) -> bytes | None:
+    def __reduce__(self) -> tuple[type["RowGroupCache"], tuple[Disk, int]]:
+        """A pickled cache, as in the plan of a Spark task, arrives empty."""
+        assert self._file is None, "an open file cannot be pickled"
+        return RowGroupCache, (self._disk, self._bytes_max)
+
+    def cached(self, manifest: Manifest, group: RowGroup) -> bytes | None:
         with self._lock:
-            found = self._groups.get((tier.path, group.number))
+            found = self._groups.get((manifest, group.number))
             if found is not None:
-                self._groups.move_to_end((tier.path, group.number))
+                self._groups.move_to_end((manifest, group.number))
             return found
 
-    def load(self, tier: Tier, group: RowGroup) -> bytes:
-        """Batches of a row group, from the file if need be."""
-        found = self.cached(tier, group)
+    def load(self, manifest: Manifest, group: RowGroup) -> bytes:
+        """The batches of a row group, read from its file unless they are cached."""
+        found = self.cached(manifest, group)
         if found is None:
-            found = self._unpack(tier, group)
-            self._keep((tier.path, group.number), found)
+            found = self._decode(manifest, group)
+            self._keep((manifest, group.number), found)
         return found
 
-    def read(self, tier: Tier, size: int, position: int) -> bytes:
+    def read(self, manifest: Manifest, size: int, position: int) -> bytes:
         """Up to `size` bytes of batches from a position; fewer where a row group ends."""
-        group = tier.at_position(position)
-        return within(self.load(tier, group), group, size, position)
+        group = manifest.at_position(position)
+        return slice_of(self.load(manifest, group), group, size, position)
 
-    def _keep(self, key: tuple[str, int], batches: bytes) -> None:
+    def _keep(self, key: tuple[Manifest, int], batches: bytes) -> None:
         with self._lock:
             self.size_bytes += len(batches) - len(self._groups.pop(key, b""))
             self._groups[key] = batches
             while self.size_bytes > self._bytes_max and len(self._groups) > 1:
                 self.size_bytes -= len(self._groups.popitem(last=False)[1])
 
-    def forget(self, path: str) -> None:
-        """The file is about to go."""
+    def forget(self, manifest: Manifest) -> None:
+        """Drop everything of one segment, whose file is about to be removed."""
         with self._lock:
-            self._footers.pop(path, None)
-            for key in [key for key in self._groups if key[0] == path]:
+            self._footers.pop(manifest, None)
+            for key in [key for key in self._groups if key[0] is manifest]:
                 self.size_bytes -= len(self._groups.pop(key))
 
     def clear(self) -> None:
@@ -74,62 +82,63 @@ class GroupCache:
             self._footers.clear()
             self.size_bytes = 0
 
-    def _unpack(self, tier: Tier, group: RowGroup) -> bytes:
+    def _decode(self, manifest: Manifest, group: RowGroup) -> bytes:
         from headrace.log.tier import parquet
 
-        with self._opened(tier) as file:
-            footer = self._footer(file, tier)
-            raw = checked(self._disk, file, tier, group.file_start, group.file_size, group.crc)
-        batches = parquet.batches_of(footer, group.number, raw, group.size, tier.path)
+        with self._opened(manifest) as file:
+            footer = self._footer(file, manifest)
+            raw = read_checked(self._disk, file, manifest, group.file_start, group.file_size, group.crc)
+        batches = parquet.batches_of(footer, group.number, raw, group.size, manifest.path)
         if len(batches) != group.size:
-            found = f"{len(batches):,} bytes of batches, {group.size:,} were archived"
-            raise CorruptLog(tier.path, group.file_start, found)
+            reason = f"{len(batches):,} bytes of batches, {group.size:,} were archived"
+            raise CorruptLog(manifest.path, group.file_start, reason)
         return batches
 
-    def _footer(self, file: FileId, tier: Tier) -> "Footer":
+    def _footer(self, file: FileId, manifest: Manifest) -> "Footer":
         from headrace.log.tier import parquet
 
         with self._lock:
-            found = self._footers.get(tier.path)
+            found = self._footers.get(manifest)
         if found is None:
-            size = tier.file_bytes - tier.footer_start
-            raw = checked(self._disk, file, tier, tier.footer_start, size, tier.footer_crc)
-            found = parquet.read_footer(raw, tier.file_bytes, tier.path)
+            size = manifest.file_bytes - manifest.footer_start
+            raw = read_checked(self._disk, file, manifest, manifest.footer_start, size, manifest.footer_crc)
+            found = parquet.read_footer(raw, manifest.file_bytes, manifest.path)
             with self._lock:
-                self._footers[tier.path] = found
+                self._footers[manifest] = found
                 while len(self._footers) > FOOTERS_MAX:
                     self._footers.popitem(last=False)
         return found
 
-    def codecs(self, tier: Tier, group: RowGroup) -> dict[int, int]:
-        """How each batch of a row group was packed before it was archived, by base offset."""
+    def codecs(self, manifest: Manifest, group: RowGroup) -> dict[int, int]:
+        """The compression that each batch of a row group had before it was archived, by base offset."""
         from headrace.log.tier import parquet
 
-        with self._opened(tier) as file:
-            raw = checked(self._disk, file, tier, group.file_start, group.file_size, group.crc)
-            return parquet.codecs_of(self._footer(file, tier), group.number, raw, tier.path)
+        with self._opened(manifest) as file:
+            raw = read_checked(self._disk, file, manifest, group.file_start, group.file_size, group.crc)
+            return parquet.codecs_of(self._footer(file, manifest), group.number, raw, manifest.path)
 
     @contextmanager
-    def _opened(self, tier: Tier) -> Iterator[FileId]:
+    def _opened(self, manifest: Manifest) -> Iterator[FileId]:
         if self._file is not None:
             yield self._file
             return
-        file = self._disk.open(tier.path, readonly=True)
+        file = self._disk.open(manifest.path, readonly=True)
         try:
             yield file
         finally:
             self._disk.close(file)
 
 
-def checked(disk: Disk, file: FileId, tier: Tier, start: int, size: int, crc: int) -> bytes:
+def read_checked(disk: Disk, file: FileId, manifest: Manifest, start: int, size: int, crc: int) -> bytes:
     raw = disk.pread(file, size, start)
     if len(raw) != size:
-        raise CorruptLog(tier.path, start + len(raw), f"{tier.file_bytes:,} bytes were archived")
+        raise CorruptLog(manifest.path, start + len(raw), f"{manifest.file_bytes:,} bytes were archived")
     if crc32c(raw) != crc:
-        raise CorruptLog(tier.path, start, "its bytes are not those that were archived")
+        raise CorruptLog(manifest.path, start, "its bytes are not those that were archived")
     return raw
 
 
-def within(batches: bytes, group: RowGroup, size: int, position: int) -> bytes:
+def slice_of(batches: bytes, group: RowGroup, size: int, position: int) -> bytes:
+    """Up to `size` bytes of a row group's batches; `position` counts in the segment."""
     at = position - group.position
     return batches if at == 0 and size >= len(batches) else batches[at : at + size]
