@@ -6,7 +6,7 @@ from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int32_t, int64_t, uint
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
-from headrace.record.batch cimport (
+from headrace.record.batch_layout cimport (
     CODEC_MASK, CONTROL_BIT, FAULT_INCOMPLETE, FAULT_NONE, FAULT_OFFSETS, FAULT_RECORD, FAULT_TIMESTAMP, HEADER_SIZE,
     LOG_APPEND_TIME_BIT, TRANSACTIONAL_BIT, Batch, Fault, HeaderView, RecordView, fault_reason, read_batch, read_header,
     read_record,

@@ -8,7 +8,7 @@ from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 
-from headrace.record.batch cimport (
+from headrace.record.batch_layout cimport (
     ATTRIBUTES_AT, BASE_OFFSET_AT, BASE_SEQUENCE_AT, BASE_TIMESTAMP_AT, CODEC_LAST, CONTROL_BIT, COUNT_AT, CRC_AT,
     HEADER_SIZE, LAST_OFFSET_DELTA_AT, LEADER_EPOCH_AT, LENGTH_AT, MAGIC_AT, MAX_TIMESTAMP_AT, PREFIX_SIZE,
     PRODUCER_EPOCH_AT, PRODUCER_ID_AT, TRANSACTIONAL_BIT,

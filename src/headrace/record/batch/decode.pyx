@@ -6,7 +6,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
-from headrace.record.batch cimport (
+from headrace.record.batch_layout cimport (
     CONTROL_BIT, FAULT_DELTA, FAULT_INCOMPLETE, FAULT_NONE, FAULT_RECORD, FAULT_TIMESTAMP, LOG_APPEND_TIME_BIT, Batch,
     Fault, HeaderView, RecordView, fault_reason, read_batch, read_header, read_record,
 )

@@ -7,7 +7,7 @@ from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndS
 from libc.stdint cimport INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcpy
 
-from headrace.record.batch cimport (
+from headrace.record.batch_layout cimport (
     ATTRIBUTES_AT, BASE_TIMESTAMP_AT, CODEC_MASK, COUNT_AT, CRC_AT, DELETE_HORIZON_BIT, FAULT_NONE, HEADER_SIZE,
     LENGTH_AT, LOG_APPEND_TIME_BIT, MAX_TIMESTAMP_AT, PREFIX_SIZE, Batch, Fault, RecordView, check_headers,
     fault_reason, read_batch, read_record,

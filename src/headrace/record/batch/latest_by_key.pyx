@@ -6,7 +6,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from headrace.record.batch cimport (
+from headrace.record.batch_layout cimport (
     FAULT_NONE, FAULT_OFFSETS, FAULT_RECORD, Batch, Fault, RecordView, fault_reason, read_batch, read_record,
 )
 from headrace.record.raw cimport get64

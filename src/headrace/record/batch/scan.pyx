@@ -8,7 +8,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyOb
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t
 from libc.string cimport memcmp
 
-from headrace.record.batch cimport (
+from headrace.record.batch_layout cimport (
     ATTRIBUTES_AT, BASE_OFFSET_AT, CODEC_MASK, CRC_AT, DELETE_HORIZON_BIT, FAULT_COUNT, FAULT_CRC, FAULT_DELTA, FAULT_INCOMPLETE,
     FAULT_NONE, FAULT_NO_KEY, FAULT_ORDER, FAULT_PROPERTIES, FAULT_RECORD, FAULT_TIMESTAMP, FAULT_TOO_MANY, FAULT_TRAILING,
     HEADER_SIZE, LEADER_EPOCH_AT, LENGTH_AT, LOG_APPEND_TIME_BIT, MAX_TIMESTAMP_AT, PREFIX_SIZE, Batch, Fault, HeaderView,

@@ -1,7 +1,7 @@
 from cpython.buffer cimport Py_buffer
 from libc.stdint cimport uint8_t
 
-from headrace.record.batch cimport Batch
+from headrace.record.batch_layout cimport Batch
 
 
 cdef class Payload:

@@ -3,7 +3,7 @@
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint8_t
 
-from headrace.record.batch cimport CODEC_MASK, HEADER_SIZE, RECORD_SIZE_MIN, Batch
+from headrace.record.batch_layout cimport CODEC_MASK, HEADER_SIZE, RECORD_SIZE_MIN, Batch
 
 from headrace.errors import CorruptBatch
 from headrace.record.compression.codecs import decompress

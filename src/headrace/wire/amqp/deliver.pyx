@@ -12,7 +12,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy
 
-from headrace.record.batch cimport (
+from headrace.record.batch_layout cimport (
     CODEC_MASK, CONTROL_BIT, FAULT_NONE, HEADER_SIZE, Batch, HeaderView, RecordView,
     read_batch, read_header, read_record,
 )

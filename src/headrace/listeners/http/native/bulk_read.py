@@ -64,7 +64,7 @@ async def lease(site: HttpContext, request: Request) -> Response:
     until_ms, leases = site.broker.clock.now_ms() + for_ms, site.broker.read_leases
     if slices is not msgspec.UNSET:
         _check_count("slices", len(slices))
-        keys = [(one.log, one.segment, one.generation) for one in slices]
+        keys = [(log_id, base, number) for log_id, base, number in map(msgspec.structs.astuple, slices)]
         _check_read(site, request, {log_id for log_id, _, _ in keys})
         missing = leases.hold_segments(keys, for_ms, holder)
         gone: Leased = {
