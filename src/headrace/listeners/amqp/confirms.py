@@ -122,7 +122,7 @@ class PublisherConfirms:
             self._transport.acknowledge_now()
         # Where no confirm depends on it, one tracker per flush is enough.
         if unconfirmed or self._tracker_flush != self._flushes.flush_count:
-            self._replace_author()
+            self._replace_tracker()
 
     def _count(self) -> int:
         """Updates the statistics; returns the size of the bodies since the last call."""
@@ -178,7 +178,7 @@ class PublisherConfirms:
             else:
                 confirms.stored(sequence)
 
-    def _replace_author(self) -> None:
+    def _replace_tracker(self) -> None:
         """Later publishes get an outcome of their own."""
         tracker, self.tracker, self._tracker_flush = self.tracker, PublishTracker(), self._flushes.flush_count
         tracker.detach()
