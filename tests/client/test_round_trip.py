@@ -132,7 +132,7 @@ def test_an_offset_that_is_not_there_is_an_error(broker: Broker) -> None:
         consumer.poll(0)
     with Consumer("range", broker.url, start=5, on_lost="earliest") as consumer, pytest.raises(OffsetOutOfRange):
         consumer.poll(0)  # ahead of the end: nothing was lost that could be skipped
-    with Consumer("nowhere", broker.url) as consumer, pytest.raises(NotFound, match="no topic 'nowhere'"):
+    with Consumer("nowhere", broker.url) as consumer, pytest.raises(NotFound, match="topic 'nowhere' does not exist"):
         consumer.poll(0)
 
 

@@ -248,7 +248,7 @@ def test_the_python_client_finds_the_last_message(live: Live, topic: str) -> Non
         found = client.last(topic, "a/b")
         assert found is not None and (found.key, found.value, found.offset) == (b"a/b", b"1", 0)
         assert client.last(topic, b"\xff") is None
-        with pytest.raises(NotFound, match="no topic"):
+        with pytest.raises(NotFound, match="topic 'nowhere' does not exist"):
             client.last("nowhere", "a")
         live.client.patch(f"/topics/{topic}", json={"config": {"key_index": "false"}}).raise_for_status()
         with pytest.raises(Conflict):
