@@ -1,4 +1,4 @@
-"""Password hashes in RabbitMQ's form, so that users travel between the two with their passwords."""
+"""Password hashes in RabbitMQ's form, so that users can be moved between the two with their passwords."""
 
 import base64
 import binascii
@@ -11,8 +11,9 @@ from headrace.errors import InvalidInput
 SHA256 = "rabbit_password_hashing_sha256"
 SHA512 = "rabbit_password_hashing_sha512"
 ALGORITHMS = {SHA256: hashlib.sha256, SHA512: hashlib.sha512}
-SALT_BYTES = 4  # few, but RabbitMQ's: another length would be another format
-NOBODY = base64.b64encode(bytes(SALT_BYTES + hashlib.sha256().digest_size)).decode()  # what no password is known for
+SALT_BYTES = 4  # short, but RabbitMQ's: another length would be another format
+# A hash without a known password, compared with when a user cannot log in.
+NOBODY = base64.b64encode(bytes(SALT_BYTES + hashlib.sha256().digest_size)).decode()
 
 
 def hash_password(password: str) -> str:
@@ -21,14 +22,14 @@ def hash_password(password: str) -> str:
 
 
 def fits(password: str, stored: str, algorithm: str) -> bool:
-    """Always hashes and compares in full: how long it takes says nothing about what is stored."""
+    """Always hashes and compares in full, so that the time taken reveals nothing about the stored hash."""
     data = base64.b64decode(stored)
     salt, wanted = data[:SALT_BYTES], data[SALT_BYTES:]
     return hmac.compare_digest(_digest(algorithm, salt, password), wanted)
 
 
 def check_hash(stored: str, algorithm: str) -> None:
-    """InvalidInput unless this is a hash of the algorithm. An empty one is: nobody logs in with it."""
+    """Raises InvalidInput unless `stored` is a hash of the algorithm. An empty hash is valid: it disables the login."""
     kind = ALGORITHMS.get(algorithm)
     if kind is None:
         raise InvalidInput(f"passwords are hashed with {' or '.join(ALGORITHMS)}, not with {algorithm[:80]!r}")
@@ -42,7 +43,7 @@ def check_hash(stored: str, algorithm: str) -> None:
 
 def as_bytes(password: str) -> bytes:
     try:
-        return password.encode("utf-8", "surrogateescape")  # bytes that are no UTF-8 come as escapes, and go as bytes
+        return password.encode("utf-8", "surrogateescape")  # escapes stand for bytes that are not UTF-8
     except UnicodeEncodeError:
         return password.encode("utf-8", "surrogatepass")
 

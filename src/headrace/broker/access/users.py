@@ -1,7 +1,7 @@
-"""Who there is and what they may do: users, their permissions in each vhost, their rules for routing keys.
+"""Users, their permissions in each vhost and their topic permissions (rules for routing keys).
 
-RabbitMQ's model, kept in the catalog. A change is durable when it returns. Whoever keeps an answer remembers
-the version it was given at: it grows with every change.
+Follows RabbitMQ's model and is stored in the catalog. A change is durable when its call returns. Callers that cache a
+result also keep `version`, which grows with every change.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ logger = logging.getLogger("headrace.users")
 
 USERS, PERMISSIONS, TOPIC_PERMISSIONS = "users", "permissions", "topic_permissions"
 GUEST = DEFAULT_PASSWORD = "guest"
-LOOPBACK_USERS = frozenset((GUEST,))  # who may come from this machine only
+LOOPBACK_USERS = frozenset((GUEST,))  # may connect only from this machine
 NAME_BYTES_MAX = 255
 TAGS_MAX = 64
-# RabbitMQ's. Others may be given and mean nothing here.
+# RabbitMQ's tags. Other tags are accepted and have no meaning here.
 ADMINISTRATOR, IMPERSONATOR = "administrator", "impersonator"
 
 Key = TypeVar("Key", bound=Identity)
@@ -37,7 +37,7 @@ _KEPT = ("password_hash", "hashing_algorithm", "scram", "tags", "limits")
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    password_hash: str = ""  # empty: nobody logs in with a password
+    password_hash: str = ""  # empty: password login is disabled
     hashing_algorithm: str = passwords.SHA256
     scram: Credentials = {}  # of the same password, unless a Kafka client set others
     tags: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class _StoredTopicPermission(TopicPermission, frozen=True, kw_only=True):
 
 
 class Users:
-    """Asked on the event loop, out of memory; changes wait for the disk in a thread, one after the other."""
+    """Queries run on the event loop and only read memory. Changes are written in a thread, one after the other."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -160,7 +160,7 @@ class Users:
         return dict(sorted(self._topics.items()))
 
     def authenticate(self, name: str, password: str) -> User | None:
-        """None for a user there is not as for a wrong password, after the same work."""
+        """None for an unknown user as for a wrong password, after the same amount of work."""
         user = self._users.get(name)
         may_log_in = user is not None and user.password_hash and password
         stored, algorithm = passwords.NOBODY, passwords.SHA256
@@ -179,14 +179,14 @@ class Users:
         if key not in self._rights:
             permission = self._permissions.get(key) if user in self._users else None
             if permission is None:
-                return None  # not kept: names that never were would fill the memory
+                return None  # not cached: unknown names would fill the memory
             topics = {exchange: rule for (*where, exchange), rule in self._topics.items() if (*where,) == key}
             self._rights[key] = Rights(user, vhost, permission, topics)
         return self._rights[key]
 
     @property
     def guest_is_default(self) -> bool:
-        """Whether guest is there with the password that everybody knows."""
+        """Whether guest exists and still has its default password."""
         return self.authenticate(GUEST, DEFAULT_PASSWORD) is not None
 
     # Changing.
@@ -258,13 +258,13 @@ class Users:
 
     @to_the_end
     async def remove_user(self, name: str) -> None:
-        """With everything it may do; its connections are closed by whoever watches."""
+        """Removes the user and all its permissions. The watchers close its connections."""
         async with self._changing:
             self.user(name)
-            # Rights first: after a crash between the two, nobody of the same name inherits them.
+            # Permissions first: after a crash between the two, a later user of the same name must not inherit them.
             await self._drop_rights(lambda _, user: user == name)
             if name == GUEST:
-                # Stays as removed, so that the folder is never again one that had no users.
+                # Stored as removed, so that the folder never again counts as one that had no users.
                 await self._in_thread(lambda: self._catalog.put(USERS, (name,), {"removed": True}))
             else:
                 await self._in_thread(lambda: self._catalog.remove(USERS, (name,)))
@@ -276,7 +276,7 @@ class Users:
 
     @to_the_end
     async def set_permission(self, vhost: str, user: str, permission: Permission) -> None:
-        """NotFound for a user there is not; that there is the vhost is the caller's to know."""
+        """Raises NotFound for an unknown user. The caller makes sure that the vhost exists."""
         check_patterns(permission)
         async with self._changing:
             self.user(user)
@@ -318,7 +318,7 @@ class Users:
         logger.info("user %r may use any key of exchanges %r in vhost %r", user, [key[2] for key in gone], vhost)
 
     async def vhost_made(self, vhost: str, maker: str | None = None) -> None:
-        """Whoever makes a vhost may do everything there, as in RabbitMQ; so may guest while it is open to all."""
+        """Gives a vhost's creator all permissions, as in RabbitMQ, and also guest while it has its default password."""
         names = {maker} if maker in self._users else set()
         if self.guest_is_default:
             names.add(GUEST)
@@ -327,7 +327,7 @@ class Users:
 
     @to_the_end
     async def vhost_removed(self, vhost: str) -> None:
-        """Before the vhost goes: one of the same name must not find the rights of the old one."""
+        """Called before the vhost is removed, so that a new vhost of the same name does not inherit its permissions."""
         async with self._changing:
             await self._drop_rights(lambda where, _: where == vhost)
 
@@ -358,7 +358,7 @@ class Users:
 
 
 def _secrets(password: str) -> dict[str, Any]:
-    """What is kept of a password."""
+    """The stored fields that derive from a password."""
     return {
         "password_hash": passwords.hash_password(password),
         "hashing_algorithm": passwords.SHA256,
@@ -380,7 +380,7 @@ def check_name(what: str, name: str) -> None:
 
 
 def parse_tags(tags: Iterable[str] | str) -> tuple[str, ...]:
-    """A list, or names with commas between them: RabbitMQ takes both."""
+    """Accepts a list or comma-separated names, as RabbitMQ does."""
     listed = tags.split(",") if isinstance(tags, str) else tags
     if not isinstance(listed, list | tuple) or not all(isinstance(tag, str) for tag in listed):
         raise InvalidInput("the tags of a user are names")

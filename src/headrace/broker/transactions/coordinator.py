@@ -1,17 +1,17 @@
-"""Transactions: records in several logs and offsets of groups that become visible together, or never.
+"""Transaction coordinator: records in several logs and group offsets become visible together, or never.
 
-One node and one journal make it short: ending a transaction is one journal entry with the markers of all
-its logs, the offsets it commits and its own new state. There is no state in between that a crash could
-leave, so there is no prepare and nothing to finish after a restart, except time-outs.
+One node and one journal keep this simple: ending a transaction is one journal entry with the markers of all its logs,
+the offsets it commits and its own new state. A crash can leave no intermediate state, so there is no prepare phase and
+nothing to finish after a restart, except time-outs.
 
-Clients of version 2 (KIP-890) say nothing of a partition before its first batch: the entry of that batch also has the
-partition in the transaction, so that none is stored which no end would reach. Their transactions each have an epoch
-of their own: the end moves it on, in the markers, too, and a batch that comes late finds itself too old. What the next
-epoch is was told to who had the last one, and is told again to who asks again.
+Clients of transactions version 2 (KIP-890) do not announce a partition before its first batch. The journal entry of
+that batch also adds the partition to the transaction, so that no stored batch can miss its marker. Each of their
+transactions has its own epoch: the end of a transaction increments it, in the markers as well, so that a late batch is
+rejected as too old. The response to the end carries the next epoch, and a retry of the request gets it again.
 
-A log that is damaged takes no marker. It does not keep the other partitions of the transaction from theirs: its own
-is owed, kept with the transactional id, and written by the start that finds the log sound again. Until then whoever
-reads that log committed stops before the transaction; an operator restores the log or deletes the topic.
+A damaged log accepts no marker. The other partitions of the transaction get theirs; the damaged log's marker is owed,
+stored with the transactional id, and written at the first start that finds the log intact. Until then read_committed
+consumers of that log stop before the transaction; an operator restores the log or deletes the topic.
 """
 
 import logging
@@ -62,18 +62,18 @@ from headrace.record.types import BatchInfo
 TRANSACTIONS = "transactions"
 JOINED = "transactions.joined"
 TIMEOUT_MS_MAX = 15 * 60 * 1000
-EPOCH_MAX = 32766  # that a producer gets: an int16, of which the last one is kept for fencing
+EPOCH_MAX = 32766  # the highest a producer gets: 32767 is reserved for fencing
 RETRY_S = 1.0
 
 ID_EXPIRATION_MS = 7 * 24 * 3600 * 1000  # transactional.id.expiration.ms: without use and without a transaction
 SWEEP_S = 3600.0
-EXPIRED_AT_ONCE = 100  # of one entry of the journal
+EXPIRED_AT_ONCE = 100  # ids per journal entry
 
 logger = logging.getLogger("headrace.broker")
 
 
 class Transactions:
-    """The coordinator. Owned by the broker; every method runs on the loop's thread."""
+    """The coordinator. Owned by the broker; every method runs on the event-loop thread."""
 
     def __init__(self, shard: Shard, clock: Clock, timers: Timers, producers: Producers, groups: Groups) -> None:
         self._shard = shard
@@ -87,7 +87,7 @@ class Transactions:
         self._sweep: Timer | None = None
 
     def load(self, spawn: Callable[[Any], object]) -> None:
-        """spawn runs a coroutine: how time-outs abort."""
+        """Restores the state. `spawn` starts a coroutine; time-outs use it to abort transactions."""
         self._spawn = spawn
         for key, value in self._shard.state.items(TRANSACTIONS):
             one = Transaction.restored(key.decode(), value)
@@ -109,7 +109,7 @@ class Transactions:
             return
         one.state, one.started_ms = ONGOING, joined.started_ms
         one.joined[log_id] = where
-        if log_id in self._shard.logs:  # not one that was deleted, with another of its name in the transaction as well
+        if log_id in self._shard.logs:  # skip a deleted log: a recreated one of its name may be included
             one.partitions[where] = log_id
 
     def close(self) -> None:
@@ -146,12 +146,12 @@ class Transactions:
             with self._busy(one):
                 await self._put(one)
             return one.producer_id, one.epoch
-        # It may say who it was before: its transaction timed out, or our last answer to this was lost.
+        # The producer may name its previous instance: its transaction timed out, or our last response was lost.
         said = Instance(producer_id, epoch) if producer_id >= 0 else NOBODY
         if said != NOBODY and said not in (one.instance, one.last):
             raise ProducerFenced(f"{transactional_id!r} is producer {one.producer_id} at epoch {one.epoch}")
         if said != NOBODY and said == one.last and one.state == EMPTY and one.is_saved and not one.busy:
-            return one.producer_id, one.epoch  # it asks again: our answer was lost, and nobody else has this epoch
+            return one.producer_id, one.epoch  # a retry: our response was lost, and no other producer has this epoch
         with self._busy(one):
             if one.state == ONGOING:
                 await self._end(one, commit=False, fenced=said)
@@ -181,20 +181,20 @@ class Transactions:
     def check_append(self, producer_id: int, epoch: int, where: Where) -> None:
         """Raises unless a transactional batch of this producer belongs to its open transaction."""
         one = self._producing(producer_id, epoch)
-        # A topic made anew under the name is not in it: its log would get no marker.
+        # A topic recreated under the same name is not in the transaction: its log would get no marker.
         if one.state != ONGOING or one.partitions.get(where) not in self._shard.logs or where in one.joining:
             raise NotInTransaction(f"{where[0]}-{where[1]} is not in the transaction")
 
     def append(self, log: Log, data: bytearray | memoryview, infos: list[BatchInfo], where: Where) -> Ticket:
-        """A transactional batch, which brings its partition into the transaction and opens that if it is the first.
-        Each transaction has an epoch of its own, so its first batch for a log has the number 0: another one got past
-        it."""
+        """Appends a transactional batch. The first batch of a partition adds the partition to the transaction, and
+        opens the transaction if needed. Each transaction has its own epoch, so its first batch for a log has sequence
+        0; any other sequence means that the batch overtook the first one."""
         one = self._producing(infos[0].producer_id, infos[0].producer_epoch)
         saved = where not in one.joining if log.id in one.joined else one.is_saved
         if one.state == ONGOING and one.partitions.get(where) == log.id and saved:
             return self._producers.append(log, data, infos, from_zero=True)
         if (one.busy and one.state != ONGOING) or any(marker.log_id == log.id for marker in one.owed):
-            if infos[0].base_sequence == 0:  # another one is not the first, and hears so when it comes again
+            if infos[0].base_sequence == 0:  # a later batch is rejected as out of order when it is retried
                 self._producers.put_off(log, infos[0])
             raise ConcurrentTransactions(one.transactional_id)
         join = partial(self._join, one, where, log.id)
@@ -219,7 +219,7 @@ class Transactions:
         one = self._by_producer.get(producer_id)
         if one is None:
             raise UnknownProducer(f"producer {producer_id} has no transactional id")
-        if epoch != one.epoch:  # perhaps because its time was up: it may start over, and from a fence Java does not
+        if epoch != one.epoch:  # perhaps timed out: unlike a fence, this lets a Java producer start over
             raise InvalidProducerEpoch(f"producer {producer_id} is at epoch {one.epoch}, not {epoch}")
         return one
 
@@ -234,15 +234,15 @@ class Transactions:
             raise ConcurrentTransactions(transactional_id)
         return one
 
-    # What belongs to a transaction.
+    # The contents of a transaction.
 
     async def add_partitions(
         self, transactional_id: str, producer_id: int, epoch: int, partitions: dict[Where, int]
     ) -> None:
         one = self._check(transactional_id, producer_id, epoch)
         if any(marker.log_id in partitions.values() for marker in one.owed):
-            raise ConcurrentTransactions(transactional_id)  # what comes next to that log comes after the marker
-        # By log, not by name: a topic may have been made anew since.
+            raise ConcurrentTransactions(transactional_id)  # the log must get its owed marker before further records
+        # Compare log ids, not only names: the topic may have been recreated.
         saved = one.is_saved and not one.joining
         if one.state == ONGOING and saved and partitions.items() <= one.partitions.items():
             return
@@ -263,8 +263,8 @@ class Transactions:
     async def commit_offsets(
         self, transactional_id: str, producer_id: int, epoch: int, entries: "list[Committed]", *, joins: bool = False
     ) -> None:
-        """Offsets that a group commits if, and when, the transaction is committed. With `joins` they bring the group
-        into it."""
+        """Adds offsets that the group commits when the transaction commits. With `joins`, adds the group to the
+        transaction as well."""
         if joins:
             self._check_time(transactional_id, Instance(producer_id, epoch))
         one = self._check(transactional_id, producer_id, epoch)
@@ -279,7 +279,7 @@ class Transactions:
             await self._put(one)
 
     def pending_offsets(self, group: str) -> set[Where]:
-        """Partitions whose offset of the group hangs on a transaction that is open, or not ended durably."""
+        """Partitions whose offset of the group depends on a transaction that is open or not durably ended."""
         return {
             (entry.topic, entry.partition)
             for one in self._by_id.values()
@@ -291,19 +291,20 @@ class Transactions:
         known = self._by_id.get(transactional_id)
         if known is not None and not commit and known.state == ABORTED and known.last == (producer_id, epoch):
             if known.busy:
-                raise ConcurrentTransactions(transactional_id)  # it may still fail, and is open then as before
-            return  # its time was up, and this is what became of it: who is told so starts over
+                raise ConcurrentTransactions(transactional_id)  # the abort may still fail and leave it open
+            return  # already aborted by its time-out, as requested: the producer can start over
         one = self._check(transactional_id, producer_id, epoch)
         if one.state == (COMMITTED if commit else ABORTED):
-            return  # the answer was lost
+            return  # a retry: our response was lost
         if one.state != ONGOING:
             raise InvalidTransactionState(f"{transactional_id!r} has no open transaction")
         with self._busy(one):
             await self._end(one, commit=commit)
 
     async def end_with_epoch(self, transactional_id: str, producer_id: int, epoch: int, *, commit: bool) -> Instance:
-        """Ends it, and returns who the producer is in its next transaction. To abort nothing moves the epoch on as
-        well: who heard of no batch whether it was stored does not know if there is anything."""
+        """Ends the transaction and returns the producer's instance for its next transaction. Aborting without an open
+        transaction increments the epoch as well: a producer whose batches were not acknowledged cannot know whether
+        one of them was stored and opened a transaction."""
         check_transactional_id(transactional_id)
         said = Instance(producer_id, epoch)
         one = self._by_id.get(transactional_id)
@@ -323,14 +324,14 @@ class Transactions:
         return one.instance
 
     async def _told_again(self, one: Transaction, said: Instance, *, commit: bool) -> Instance:
-        """To who was the producer until its transaction ended: the answer was lost, or its time was up."""
+        """Answers an instance whose transaction has already ended: our response was lost, or it timed out."""
         if commit:
             self._check_time(one.transactional_id, said)
         if one.state not in (COMMITTED, ABORTED):
             raise ProducerFenced(f"{one.transactional_id!r} is at epoch {one.epoch}, not {said.epoch}")
         if one.state != (COMMITTED if commit else ABORTED):
             raise InvalidTransactionState(f"the transaction of {one.transactional_id!r} was committed")
-        if one.epoch > EPOCH_MAX or not one.is_saved:  # its time was up, and nobody may have that epoch
+        if one.epoch > EPOCH_MAX or not one.is_saved:  # timed out; no producer may have that epoch
             with self._busy(one):
                 if one.epoch > EPOCH_MAX:
                     await self._bump(one)
@@ -338,7 +339,7 @@ class Transactions:
         return one.instance
 
     def _check_time(self, transactional_id: str, said: Instance) -> None:
-        """Raises if its time was up: it was aborted, and who asks for that is told the next epoch."""
+        """Raises if the transaction timed out and was aborted. A producer that then aborts it gets the next epoch."""
         one = self._by_id.get(transactional_id)
         if one is not None and one.state == ABORTED and said == one.last and said != NOBODY:
             raise TransactionAbortable(f"the transaction of {transactional_id!r} was aborted")
@@ -358,14 +359,15 @@ class Transactions:
 
     def _timed_out(self, one: Transaction) -> None:
         one.timer = None
-        if one.busy:  # also while it ends: that may still fail, and then it is open as before
+        if one.busy:  # also while it ends: that may fail and leave the transaction open
             one.timer = self._timers.call_later(RETRY_S, lambda: self._timed_out(one))
         elif one.state == ONGOING and self._spawn is not None:
             self._spawn(self._abort_late(one))
 
     async def _abort_late(self, one: Transaction) -> None:
-        """Its producer is gone or stuck: the epoch moves on, so that it can not come back into the middle."""
-        if one.busy:  # since it was decided
+        """Aborts a transaction whose producer is gone or stuck, and increments the epoch, so that the producer cannot
+        continue in the middle."""
+        if one.busy:  # it became busy after the time-out
             self._timed_out(one)
             return
         if one.state != ONGOING:
@@ -379,8 +381,9 @@ class Transactions:
     async def _end(
         self, one: Transaction, *, commit: bool, fenced: Instance | None = None, next_id: int | None = None
     ) -> None:
-        """One entry: markers in every log, offsets, and the state of the transaction. With somebody to fence the
-        epoch moves on; who it was may still start over. If its epochs are used up the producer gets `next_id`."""
+        """Writes one journal entry: markers in every log, offsets, and the state of the transaction. With `fenced` the
+        epoch is incremented, and that instance may still start over. A producer whose epochs are used up gets
+        `next_id`."""
         before = one.saved()
         producer_id = one.producer_id
         if fenced is not None:
@@ -420,7 +423,7 @@ class Transactions:
             one.state, one.started_ms = restored.state, restored.started_ms
             one.last, one.owed = restored.last, restored.owed
             one.partitions, one.groups, one.offsets = partitions, groups, kept
-            one.joined, one.joining = joined, set(joined.values())  # none of them is known to be there, then
+            one.joined, one.joining = joined, set(joined.values())  # none is known to be durable
             raise
         finally:
             one.ending = []
@@ -448,7 +451,7 @@ class Transactions:
     # Markers that damaged logs are owed.
 
     def logs_deleted(self, log_ids: Container[int]) -> None:
-        """They are owed nothing any more. Not worth an entry: the next start sees for itself that they are gone."""
+        """Drops the markers owed to deleted logs. Needs no journal entry: the next start finds the logs gone."""
         for one in self._by_id.values():
             if one.owed:
                 one.owed = [marker for marker in one.owed if marker.log_id not in log_ids]
@@ -461,7 +464,7 @@ class Transactions:
             self._spawn(self._pay_due(one))
 
     async def _pay_due(self, one: Transaction) -> None:
-        """Writes markers to logs that take them, and forgets those of logs that are gone."""
+        """Writes owed markers to logs that accept them again, and drops those of deleted logs."""
         try:
             with self._busy(one):
                 await self._write_due(one)
@@ -489,7 +492,7 @@ class Transactions:
             one.owed = owed
             raise
 
-    # Transactional ids that nobody uses any more.
+    # Expiry of unused transactional ids.
 
     def _sweep_now(self) -> None:
         self._sweep = self._timers.call_later(SWEEP_S, self._sweep_now)
@@ -497,7 +500,7 @@ class Transactions:
             self._spawn(self.expire())
 
     async def expire(self) -> None:
-        """Forgets those that were not used for as long as Kafka keeps them. One with an open transaction stays."""
+        """Removes ids that were unused for as long as Kafka keeps them. An id with an open transaction stays."""
         horizon_ms = self._clock.now_ms() - ID_EXPIRATION_MS
         old = [one for one in self._by_id.values() if one.may_expire and one.changed_ms < horizon_ms]
         for at in range(0, len(old), EXPIRED_AT_ONCE):
@@ -509,7 +512,7 @@ class Transactions:
                 return
 
     async def _forget(self, gone: list[Transaction]) -> None:
-        with ExitStack() as busy:  # whoever comes back meanwhile tries again, and gets a new producer
+        with ExitStack() as busy:  # a producer that returns meanwhile retries, and gets a new producer id
             entry = self._shard.group()
             for one in gone:
                 busy.enter_context(self._busy(one))

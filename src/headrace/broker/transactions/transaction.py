@@ -1,4 +1,4 @@
-"""What is known of one transactional id: its producer, and the transaction that is open."""
+"""The state of one transactional id: its producer and its open transaction. Used by the coordinator."""
 
 from typing import NamedTuple
 
@@ -11,14 +11,14 @@ EMPTY = "Empty"
 ONGOING = "Ongoing"
 COMMITTED = "CompleteCommit"
 ABORTED = "CompleteAbort"
-# As Kafka calls one that is decided while some of its partitions have no marker yet.
+# Kafka's states of a decided transaction while some of its partitions have no marker yet.
 OWING = {COMMITTED: "PrepareCommit", ABORTED: "PrepareAbort"}
 
 Where = tuple[str, int]  # topic, partition
 
 
 class Instance(NamedTuple):
-    """A producer as it names itself; the next one of the same transactional id has a higher epoch, or another id."""
+    """A producer id and epoch. The next instance of the same transactional id has a higher epoch or another id."""
 
     producer_id: int
     epoch: int
@@ -28,7 +28,7 @@ NOBODY = Instance(-1, -1)
 
 
 class OwedMarker(msgspec.Struct, frozen=True, array_like=True):
-    """The end of a transaction that a log has still to be told: it was damaged when the transaction ended."""
+    """A marker that a log still needs, because the log was damaged when the transaction ended."""
 
     topic: str
     partition: int
@@ -39,8 +39,8 @@ class OwedMarker(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Joined(msgspec.Struct, frozen=True, array_like=True):
-    """A partition that its first batch brought into a transaction, and opened that, perhaps. Kept by itself: all of
-    them anew with each would be quadratic."""
+    """A partition that its first batch added to a transaction, which that batch may have opened. Stored separately:
+    writing all partitions again for each new one would be quadratic."""
 
     producer_id: int
     epoch: int
@@ -64,7 +64,7 @@ class Saved(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Transaction:
-    """One transactional id. `partitions` and the rest are those of the transaction that is open."""
+    """One transactional id. `partitions`, `groups` and `offsets` belong to the open transaction."""
 
     def __init__(self, transactional_id: str, producer_id: int, timeout_ms: int) -> None:
         self.transactional_id = transactional_id
@@ -77,12 +77,12 @@ class Transaction:
         self.partitions: dict[Where, int] = {}  # to log id
         self.groups: set[str] = set()
         self.offsets: dict[tuple[str, str, int], Committed] = {}
-        self.ending: list[Committed] = []  # offsets of one whose end is on its way to the disk
-        self.busy = False  # a change is on its way to the disk
-        self.is_saved = True  # what is here is on the disk as well: a change that found no room is not
-        self.joined: dict[int, Where] = {}  # by log: those that came in with a batch, each kept as Joined
-        self.joining: set[Where] = set()  # not known to be on the disk yet
-        self.last = NOBODY  # who is still the rightful producer, though its epoch or id was moved on
+        self.ending: list[Committed] = []  # offsets of a transaction whose end is being written
+        self.busy = False  # a change is being written
+        self.is_saved = True  # this state is also on disk; False while a change is not, e.g. on a full disk
+        self.joined: dict[int, Where] = {}  # by log id: partitions added by a batch, each stored as Joined
+        self.joining: set[Where] = set()  # partitions whose Joined is not known to be durable yet
+        self.last = NOBODY  # the previous instance, still accepted after its epoch or id changed
         self.owed: list[OwedMarker] = []
         self.timer: Timer | None = None
 
@@ -92,7 +92,7 @@ class Transaction:
 
     @property
     def shown_state(self) -> str:
-        """As Kafka shows it: complete when whoever looks finds the markers where they belong."""
+        """The state to report, as in Kafka: complete only once all markers are in their logs."""
         return OWING.get(self.state, self.state) if self.owed or self.busy else self.state
 
     @property

@@ -1,4 +1,4 @@
-"""The same batch under another codec. Records are not looked at: only the payload is unfolded and packed again."""
+"""Recompresses a batch with another codec: decompresses and compresses the payload without parsing its records."""
 
 from headrace.record.batch.crc32c import crc32c
 from headrace.record.compression.codecs import compress, decompress
@@ -18,7 +18,8 @@ from headrace.record.types import BatchInfo, Buffer
 def recompress(
     buf: memoryview, info: BatchInfo, codec: int, *, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
 ) -> Buffer:
-    """The batch that info describes, packed with codec; as it was when it is so already, or gains nothing by it."""
+    """The batch that info describes, compressed with codec. Returned unchanged if it already uses the codec, is a
+    control batch, or would not become smaller."""
     whole = buf[info.position : info.end]
     if info.codec == codec or info.is_control:
         return whole

@@ -1,7 +1,7 @@
-"""The codecs of a batch: gzip, snappy, lz4, zstd. What unfolds is bounded before it is written.
+"""Batch compression and decompression: gzip, snappy, lz4 and zstd.
 
-A size that the data declares is no more than a guess for the first buffer, capped by the limit; the pages of
-that buffer cost memory only as far as the data really fills them.
+Decompression never writes more than its limit. A size that the data declares is only a guess for the size of the
+first output buffer, capped by the limit. The pages of that buffer cost memory only as far as the data fills them.
 """
 
 import struct
@@ -16,35 +16,35 @@ from headrace.record.compression.zstd_bounds import outline
 from headrace.record.layout import CODEC_NAMES, GZIP, LZ4, NONE, SNAPPY, ZSTD
 from headrace.record.types import Buffer
 
-# Kafka's defaults, except for lz4: on JSON its 9 took twenty times the CPU of 1 and saved 30 % of the bytes (zstd
-# saves more for less).
+# Kafka's defaults, except for lz4: on JSON, Kafka's level 9 took twenty times the CPU of level 1 and saved 30 % of the
+# bytes (zstd saves more for less CPU).
 GZIP_LEVEL = 6
 LZ4_LEVEL = 1
 ZSTD_LEVEL = 3
 
-# Kafka's Java client writes snappy as xerial's SnappyOutputStream does: a header, then blocks of raw snappy,
-# each after its size. Raw snappy, without any of it, comes from other clients.
+# Kafka's Java client writes snappy in the format of xerial's SnappyOutputStream: a header, then blocks of raw snappy,
+# each preceded by its size. Other clients send raw snappy without this framing.
 XERIAL_MAGIC = b"\x82SNAPPY\x00"
 XERIAL_HEADER = XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 XERIAL_BLOCK_BYTES = 32 * 1024
 ZSTD_WINDOW_BYTES = 8 * 1024 * 1024
 ZSTD_WINDOW_BYTES_MAX = 128 * 1024 * 1024
-SNAPPY_RATIO_MAX = 22  # the densest snappy element gives 64 bytes for 3
-# Each is a call and an object here: a batch of empty ones would take 40 times its memory, and seconds. Of the 1 KB that
-# xerial's blocks have at least, so many are 64 MB.
+SNAPPY_RATIO_MAX = 22  # the densest snappy element encodes 64 bytes in 3
+# Each block costs a call and an object: a batch of empty blocks would take 40 times its size in memory, and seconds.
+# xerial's blocks have at least 1 KB, so this many blocks hold at least 64 MB.
 XERIAL_BLOCKS_MAX = 1 << 16
 GZIP_MAGIC = b"\x1f\x8b\x08"
 GZIP_MEMBER_BYTES_MIN = 18
-GZIP_MEMBERS_MAX = 1 << 14  # each takes a decoder, and several microseconds to make one: clients write one in all
+GZIP_MEMBERS_MAX = 1 << 14  # each member takes several microseconds to create a decoder; clients write one
 
 GUESS_BYTES_MIN = 4 * 1024
 GUESS_RATIO = 6
 GROWTH = 4
-_FULL = "failed to write whole buffer"  # what cramjam says when the output does not fit
+_FULL = "failed to write whole buffer"  # cramjam's error message if the output does not fit
 
 
 class _RoomTooSmall(Exception):
-    """The data unfolds to more than was guessed."""
+    """The decompressed data does not fit the output buffer, whose size was a guess."""
 
 
 def compress(codec: int, data: Buffer) -> bytes:
@@ -56,7 +56,7 @@ def compress(codec: int, data: Buffer) -> bytes:
         case 2:
             return _compress_xerial(memoryview(data))
         case 3:
-            # Java clients refuse a block that refers to the block before it.
+            # Independent blocks: Java clients reject a block that refers to the previous one.
             lz4 = cramjam.lz4.Compressor(level=LZ4_LEVEL, content_checksum=False, block_linked=False)
             lz4.compress(bytes(data))
             return bytes(lz4.finish())
@@ -66,7 +66,7 @@ def compress(codec: int, data: Buffer) -> bytes:
 
 
 def decompress(codec: int, data: Buffer, limit_bytes: int) -> bytes:
-    """At most limit_bytes, or DecompressedTooLarge. Bytes that are not of this codec: CorruptBatch."""
+    """The decompressed data. Raises DecompressedTooLarge above limit_bytes and CorruptBatch for invalid data."""
     if codec == NONE:
         if len(data) > limit_bytes:
             raise _too_large(codec, limit_bytes)
@@ -91,32 +91,33 @@ def _too_large(codec: int, limit_bytes: int) -> DecompressedTooLarge:
 
 
 def _gzip_guess(data: Buffer, limit_bytes: int) -> int:
-    """The size in the trailer, modulo 2^32."""
-    # By chance these three bytes are anywhere once in 16 MB.
+    """The size in the trailer, modulo 2^32. Raises CorruptBatch for too many members."""
+    # In random data these three bytes occur about once in 16 MB, so valid data does not reach the limit by chance.
     if len(data) > GZIP_MEMBERS_MAX * GZIP_MEMBER_BYTES_MIN and bytes(data).count(GZIP_MAGIC) > GZIP_MEMBERS_MAX:
         raise CorruptBatch(f"more than {GZIP_MEMBERS_MAX:,} gzip members")
     return int.from_bytes(data[-4:], "little") if len(data) >= 18 else 0
 
 
 def _zstd_guess(data: Buffer, limit_bytes: int) -> int:
-    """What the blocks can hold at most: never too little, and at most 128 KB too much for each block."""
+    """An upper bound from the block headers: never too small, and at most 128 KB too large per block."""
     found = outline(data)
     if found is None:
         raise CorruptBatch("not zstd data: its blocks do not fill it")
     least, most, window, _ = found
-    # A decoder may fill a window beside our output. Half the limit at most, so that both stay under twice
-    # the limit; 8 MB always, as every decoder should take that much, and never more than any takes unless told to.
+    # A decoder may allocate a window in addition to our output. The window may take half the limit, so that both stay
+    # under twice the limit. 8 MB are always allowed, because every decoder should support that; more than 128 MB never,
+    # because no decoder accepts that by default.
     if least > limit_bytes or window > min(max(limit_bytes // 2, ZSTD_WINDOW_BYTES), ZSTD_WINDOW_BYTES_MAX):
         raise _too_large(ZSTD, limit_bytes)
     return most
 
 
 def _lz4_guess(data: Buffer, limit_bytes: int) -> int:
-    """The content size in the frame header, when it is there."""
+    """The content size in the frame header; 0 if the header has none."""
     return int.from_bytes(data[6:14], "little") if len(data) >= 14 and data[4] & 0x08 else 0
 
 
-_Unfold = Callable[[Buffer, memoryview], int]  # how many bytes of the room it fills, or _RoomTooSmall
+_Unfold = Callable[[Buffer, memoryview], int]  # returns the number of bytes written, or raises _RoomTooSmall
 
 
 def _by_cramjam(codec: int, decompress_into: _Unfold) -> _Unfold:
@@ -137,13 +138,14 @@ def _by_system_zstd(data: Buffer, room: memoryview) -> int:
     size = libzstd.decompress_into(data, room)
     found = outline(data)
     if found is not None and size > found[3] and not libzstd.streams_the_same(data, room[:size]):
-        # Who has all that was unfolded finds what lies behind the window as well. A consumer's decoder has written
-        # other bytes there by then, and takes those or gives up. Few batches are larger than their window.
+        # This one-pass decoder has the whole output at hand, so it also resolves references beyond the window. The
+        # streaming decoder of a consumer has overwritten those bytes by then: it would copy wrong data or fail. The
+        # second pass is rarely needed, as few batches are larger than their window.
         raise CorruptBatch("not zstd data: it refers to what lies behind its window")
     if size >= 0:
         return size
     if found is not None and found[1] <= len(room):
-        raise CorruptBatch("not zstd data: a block unfolds to more than it may")  # no room would be enough
+        raise CorruptBatch("not zstd data: a block unfolds to more than it may")  # no buffer would be large enough
     raise _RoomTooSmall
 
 
@@ -165,7 +167,7 @@ def _compress_xerial(data: memoryview) -> bytes:
 
 
 def _decompress_snappy(data: memoryview, limit_bytes: int) -> bytes:
-    """Raw snappy says its size first, and cannot hold more than a known multiple of its own bytes."""
+    """Needs no guess: raw snappy begins with its decompressed size, and its compression ratio has a known maximum."""
     blocks = _xerial_blocks(data) if data[: len(XERIAL_MAGIC)] == XERIAL_MAGIC else [data]
     sizes = [_snappy_size(block) for block in blocks]
     total = sum(sizes)
@@ -187,7 +189,7 @@ def _decompress_snappy(data: memoryview, limit_bytes: int) -> bytes:
 
 
 def _xerial_blocks(data: memoryview) -> list[memoryview]:
-    # The two version numbers are not looked at: some producers write them in the other byte order.
+    # The two version numbers are ignored: some producers write them in the other byte order.
     blocks = []
     at = len(XERIAL_HEADER)
     if len(data) < at:
@@ -207,7 +209,7 @@ def _xerial_blocks(data: memoryview) -> list[memoryview]:
 
 
 def _snappy_size(block: memoryview) -> int:
-    """The size the block declares, once it is one that the block could hold."""
+    """The decompressed size that the block declares. Raises CorruptBatch if a block of this length cannot hold it."""
     size = 0
     for i, byte in enumerate(block[:5]):
         size |= (byte & 0x7F) << (7 * i)
