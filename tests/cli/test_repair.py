@@ -65,7 +65,7 @@ def test_a_damaged_catalog_is_restored_or_can_be_repaired(folder: Path) -> None:
     assert accepted.returncode == 0, accepted.stderr
     kept = folder / "damaged" / "catalog" / "streams"
     aside = max(kept.iterdir(), key=lambda path: len(path.name))  # the shorter name is what the start replaced
-    assert f"set aside: {aside}\n" in accepted.stdout.decode()
+    assert f"quarantined: {aside}\n" in accepted.stdout.decode()
     assert aside.read_bytes() == damaged
     with serving(folder) as broker:
         assert broker.said("topic", "ls", "--json").count("orders") == 0

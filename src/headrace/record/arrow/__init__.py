@@ -1,4 +1,4 @@
-"""Conversion between record batches and Arrow columns, in both directions.
+"""Conversion between record batches and columns in Arrow's memory layout, without depending on pyarrow.
 
-Used by Spark, by archiving to Parquet and by reading from the archive. Does not import pyarrow: it fills buffers.
+Used by the Spark source and sink, the tier and `record.codec`; may use `record.batch` and `record.compression`.
 """

@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Takes batches apart into columns laid out as Arrow wants them, without a Python object for each record."""
+"""Decodes batches into columns in Arrow's memory layout, without a Python object per record."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport INT32_MAX, INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t
@@ -18,7 +18,7 @@ from headrace.errors import CorruptBatch, InvalidInput
 from headrace.record.layout import DECOMPRESSED_BYTES_MAX, MAX_OFFSET, WANT_ALL
 from headrace.record.types import BinaryColumn, Columns, HeadersColumn
 
-cdef enum:                      # layout.py's WANT_ bits
+cdef enum:                      # the WANT_ bits of layout.py
     WANT_OFFSET = 1
     WANT_TIMESTAMP = 2
     WANT_KEY = 4
@@ -28,7 +28,7 @@ cdef enum:                      # layout.py's WANT_ bits
 
 
 cdef class Block:
-    """Memory that grows while a column is filled, and is then lent out through the buffer protocol."""
+    """Memory that grows while a column is filled and is then exported through the buffer protocol."""
     cdef uint8_t* data
     cdef Py_ssize_t size
     cdef Py_ssize_t capacity
@@ -41,7 +41,7 @@ cdef class Block:
         PyBuffer_FillInfo(view, self, self.data if self.data != NULL else <uint8_t*>b"", self.size, 1, flags)
 
     cdef bint reserve(self, Py_ssize_t more) noexcept nogil:
-        """Make room for so many more bytes. False: no memory."""
+        """Reserve space for `more` additional bytes. Returns False if out of memory."""
         cdef Py_ssize_t capacity
         cdef uint8_t* larger
         if more <= self.capacity - self.size:
@@ -56,7 +56,7 @@ cdef class Block:
 
 
 cdef class Binary:
-    """Offsets, bytes and a validity bitmap: an Arrow binary column in the making."""
+    """Builder of an Arrow binary column: offsets, bytes and a validity bitmap."""
     cdef Block offsets
     cdef Block data
     cdef Block validity
@@ -83,7 +83,7 @@ cdef class Binary:
         return True
 
     cdef inline void add(self, const uint8_t* data, int64_t size) noexcept nogil:
-        """Within what was reserved."""
+        """Append one value; size -1 is null. The caller has reserved the space."""
         cdef uint8_t* bits
         if size > 0:
             memcpy(self.data.data + self.data.size, data, size)
@@ -97,7 +97,7 @@ cdef class Binary:
         self.offsets.size += sizeof(int32_t)
 
     cdef object finish(self):
-        # The bitmap was sized for what might come; Arrow wants it for what came.
+        # The bitmap was sized for the reserved rows; Arrow expects it to match the rows that were added.
         self.validity.size = (self.rows + 7) // 8
         return BinaryColumn(
             memoryview(self.offsets), memoryview(self.data),
@@ -131,7 +131,8 @@ cdef class _Decoder:
         self.header_offsets.size = sizeof(int32_t)
 
     cdef bint reserve(self, Py_ssize_t rows, Py_ssize_t size) noexcept nogil:
-        """MemberBudget for so many records of so many bytes in all: whatever they hold, it is not more."""
+        """Reserve space for `rows` records of `size` bytes in total: whatever the records hold, no column can need
+        more. Header rows are reserved in add_headers. Returns False if out of memory."""
         if self.want & WANT_OFFSET and not self.offsets.reserve(rows * sizeof(int64_t)):
             return False
         if self.want & WANT_TIMESTAMP and not self.timestamps.reserve(rows * sizeof(int64_t)):
@@ -150,13 +151,13 @@ cdef class _Decoder:
         return True
 
     cdef bint full(self, Py_ssize_t more) noexcept nogil:
-        """Whether so many more bytes could take a column past what 32-bit offsets reach."""
+        """Whether `more` additional bytes could take a column past the range of its 32-bit offsets."""
         return (self.keys.data.size > INT32_MAX - more or self.values.data.size > INT32_MAX - more
                 or self.header_names.data.size > INT32_MAX - more
                 or self.header_values.data.size > INT32_MAX - more)
 
     cdef Py_ssize_t byte_count(self) noexcept nogil:
-        """What has been collected, with what headers cost that are empty: there may be millions in one record."""
+        """Bytes collected so far. Includes the offsets of headers: one record may have millions of empty headers."""
         return (self.keys.data.size + self.values.data.size
                 + self.header_names.data.size + self.header_values.data.size
                 + 2 * <Py_ssize_t>sizeof(int32_t) * self.header_names.rows)
@@ -165,7 +166,8 @@ cdef class _Decoder:
         cdef const uint8_t* p = record.headers
         cdef HeaderView header
         cdef int64_t i
-        # The bytes are reserved with the batch; the rows only here, as nobody says how many there will be.
+        # `reserve` has reserved the bytes for the whole batch, but a batch does not declare its number of headers, so
+        # their rows are reserved per record.
         if not (self.header_names.reserve(record.header_count, 0)
                 and self.header_values.reserve(record.header_count, 0)):
             return FAULT_INCOMPLETE
@@ -178,7 +180,7 @@ cdef class _Decoder:
         return FAULT_NONE if p == record.end else FAULT_RECORD
 
     cdef Fault add_batch(self, const uint8_t* p, const uint8_t* end, const Batch* batch) noexcept nogil:
-        """Add the records between p and end. FAULT_INCOMPLETE stands for no memory."""
+        """Add the records between p and end. FAULT_INCOMPLETE means out of memory."""
         cdef RecordView record
         cdef int64_t offset, timestamp = 0
         cdef int64_t last_delta = batch.last_offset - batch.base_offset
@@ -255,10 +257,11 @@ def columns(
 ):
     """The records of [from_offset, to_offset) as columns; see types.Columns. want is a sum of layout.WANT_ bits.
 
-    Stops before a batch cut short by the buffer, at to_offset, and after the batch that reaches rows_max rows or
-    bytes_max bytes of data: go on from Columns.position. Control batches are skipped unless asked for; transactional
-    ones that `aborted` names by (producer id, first offset, last offset) always. The first batch that is bad raises
-    CorruptBatch, and what was decoded before it is lost: call again with `end` at its position to have that.
+    Stops before a batch that the buffer truncates, at to_offset, and after the batch that reaches rows_max rows or
+    bytes_max bytes of data; continue from Columns.position. Control batches are skipped unless control is set.
+    Transactional batches in a range of `aborted`, given as (producer id, first offset, last offset), are always
+    skipped. The first invalid batch raises CorruptBatch and the rows decoded before it are lost: to get them, call
+    again with `end` set to its position.
     """
     cdef Py_buffer view
     cdef const uint8_t* base
@@ -276,7 +279,7 @@ def columns(
             raise InvalidInput(f"bytes {start} to {end} are not inside a buffer of {view.len}")
         base = <const uint8_t*>view.buf
         stop = base + (view.len if end is None else <Py_ssize_t>end)
-        # Not a byte past to_offset is looked at: what lies there may be in the middle of being written.
+        # No byte past to_offset is read: a write may be in progress there.
         while (base + at < stop and next_offset < to_offset
                and decoder.rows < rows_max and decoder.byte_count() < bytes_max):
             with nogil:

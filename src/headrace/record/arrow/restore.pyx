@@ -1,8 +1,8 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""From columns back to batches, record by record as they were: offsets, timestamps, gaps and batch headers are given,
-not assigned. The reverse of columns.pyx for rows that once were batches.
+"""Restores batches from columns: offsets, timestamps, gaps and batch headers come from the columns and are not
+assigned. The reverse of read.pyx for rows that were batches before, used to read the tier's Parquet files.
 
-Everything is looked at before a byte is written, so that the second pass needs neither checks nor the GIL.
+All columns are checked before a byte is written, so that the second pass needs neither checks nor the GIL.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -21,7 +21,7 @@ from headrace.errors import InvalidInput
 
 
 cdef class Cells:
-    """A binary or text column of Arrow: int32 offsets, bytes, a bitmap of what is not null; `first` rows are skipped."""
+    """An Arrow binary or text column: int32 offsets, bytes and a validity bitmap. Skips the first `first` rows."""
     cdef const int32_t[::1] offsets
     cdef const uint8_t[::1] data
     cdef const uint8_t[::1] validity
@@ -51,7 +51,7 @@ cdef class Cells:
                 raise InvalidInput(f"row {row} of a column lies outside its data")
 
     cdef inline int64_t size(self, Py_ssize_t row) noexcept nogil:
-        """-1 is null."""
+        """Size of a row's value; -1 for null."""
         cdef Py_ssize_t i = self.first + row
         if self.bits != NULL and not (self.bits[i >> 3] >> (i & 7)) & 1:
             return -1
@@ -66,7 +66,7 @@ cdef class Cells:
         return p
 
     cdef inline int64_t taken(self, Py_ssize_t row) noexcept nogil:
-        """What put writes."""
+        """Number of bytes that put writes."""
         cdef int64_t size = self.size(row)
         return varint_size(size) + (size if size > 0 else 0)
 
@@ -146,7 +146,7 @@ cdef class Rows:
         return end
 
     cdef int64_t total(self) noexcept nogil:
-        """Bytes of all batches; -1 when one of them is larger than a batch can be."""
+        """Total size of all batches; -1 if one of them exceeds the maximum size of a batch."""
         cdef int64_t total = 0, size, body
         cdef Py_ssize_t row = 0, end
         while row < self.count:
@@ -192,7 +192,7 @@ cdef class Rows:
         return p
 
     def render(self, int64_t bytes_max):
-        """All batches in a row, uncompressed. More than bytes_max is InvalidInput, before anything is allocated."""
+        """All batches, concatenated and uncompressed. Above bytes_max, raises InvalidInput before allocating memory."""
         cdef int64_t size
         cdef Py_ssize_t row = 0, end
         cdef bytes out

@@ -1,7 +1,7 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True
-"""From columns to batches: rows in Arrow's layout become record batches, one run of them per partition.
+"""Encodes columns in Arrow's memory layout as record batches, one list of batches per partition.
 
-The reverse of columns.pyx, for whoever writes tables: no Python object for each row.
+The reverse of read.pyx, for writers of tables such as the Spark sink. Creates no Python object per row.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
@@ -13,7 +13,7 @@ from headrace.errors import BatchTooLarge, InvalidInput
 
 
 cdef class BinaryRows:
-    """A binary or text column of Arrow: int32 offsets, bytes, a bitmap of what is not null; `first` rows are skipped."""
+    """An Arrow binary or text column: int32 offsets, bytes and a validity bitmap. Skips the first `first` rows."""
     cdef const int32_t[::1] offsets
     cdef const uint8_t[::1] data
     cdef const uint8_t[::1] validity
@@ -34,7 +34,7 @@ cdef class BinaryRows:
         self.first, self.count = first, count
 
     cdef Py_ssize_t at(self, Py_ssize_t row, const uint8_t** data) except -3:
-        """The size of a row and where it lies; -1 for a null."""
+        """The size of a row's value, -1 for null. Sets data to its position."""
         cdef Py_ssize_t index = self.first + row
         cdef int32_t begin, end
         if self.has_nulls and not (self.validity[index >> 3] >> (index & 7)) & 1:
@@ -48,8 +48,8 @@ cdef class BinaryRows:
 
 
 cdef class PartitionedWriter:
-    """Batches for the partitions of one topic. Rows with a key go where every Kafka client would put them; rows
-    without go to one partition until its batch is full, then to the next."""
+    """Builds batches for the partitions of one topic. Rows with a key go to the partition that every Kafka client
+    would choose. Rows without a key go to one partition until its batch is full, then to the next."""
     cdef list _writers
     cdef list _done
     cdef int32_t _partitions
@@ -69,8 +69,8 @@ cdef class PartitionedWriter:
         self._done = [[] for _ in range(partitions)]
 
     def add(self, BinaryRows keys, BinaryRows values not None, *, partitions=None, timestamps=None, headers=None):
-        """Append every row. partitions: int32, -1 to choose; timestamps: int64 ms, -1 for now; headers: for each row
-        None or (encoded, count) as encode_headers gives them."""
+        """Append every row. partitions: int32, -1 lets the writer choose; timestamps: int64 ms, -1 uses the writer's;
+        headers: for each row None or (encoded, count) as returned by encode_headers."""
         cdef const int32_t[::1] chosen = None
         cdef const int64_t[::1] stamps = None
         cdef Py_ssize_t row, key_size = -1, value_size, headers_size
@@ -139,7 +139,7 @@ cdef class PartitionedWriter:
         raise MemoryError
 
     def take(self, *, bint all=True):
-        """[(partition, batches)] of what is done, and with `all` of what is begun; forgotten here."""
+        """Remove and return the finished batches as [(partition, batches)]. With `all`, finishes open batches first."""
         cdef int32_t partition
         found = []
         for partition in range(self._partitions):

@@ -1,3 +1,5 @@
-"""The kernels for record batches, in Cython: they check every length against an end pointer and run without the GIL
-where they can. Other packages use them through `record.codec`; `wire` and `log` also cimport them.
+"""Cython kernels over record batches: build, scan and validate, decode, filter, compact, recompress, checksums.
+
+Python code imports most of them through `record.codec`, the wire and log kernels by cimport; they may use `record.amqp`
+and `record.compression`.
 """

@@ -4,8 +4,8 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
 cdef enum AppendResult:
     APPENDED = 0
     APPEND_NO_MEMORY = -1
-    APPEND_TOO_LARGE = -2       # the record would take the batch over its limit; the batch is as before
-    APPEND_BAD_TIMESTAMP = -3   # further from the first than 64 bits reach; the batch is as before
+    APPEND_TOO_LARGE = -2       # the record would take the batch over its limit; the batch is unchanged
+    APPEND_BAD_TIMESTAMP = -3   # the delta to the first timestamp overflows 64 bits; the batch is unchanged
 
 
 cdef struct Part:
@@ -16,10 +16,10 @@ cdef struct Part:
 cdef class BatchWriter:
     cdef uint8_t* _buffer
     cdef Py_ssize_t _capacity
-    cdef Py_ssize_t _used               # bytes with the room for the batch header
+    cdef Py_ssize_t _used               # bytes used, including the space for the batch header
     cdef Py_ssize_t _limit
     cdef Py_ssize_t _keep
-    cdef int64_t _timestamp             # of records that bring none
+    cdef int64_t _timestamp             # for records without a timestamp
     cdef int64_t _base_timestamp
     cdef int64_t _max_timestamp
     cdef int32_t _count
@@ -30,12 +30,12 @@ cdef class BatchWriter:
         const uint8_t* value, Py_ssize_t value_size,        # size -1: null
         const uint8_t* headers, Py_ssize_t headers_size,    # encoded headers without their count
         int32_t header_count,
-        int64_t timestamp_ms,                               # -1: the writer's
+        int64_t timestamp_ms,                               # -1: use the writer's
     ) noexcept nogil
     cdef AppendResult append_parts(
         self,
         const uint8_t* key, Py_ssize_t key_size,
-        const Part* parts, Py_ssize_t part_count,           # the value, in pieces
+        const Part* parts, Py_ssize_t part_count,           # the value, as consecutive pieces
         const uint8_t* headers, Py_ssize_t headers_size,
         int32_t header_count,
         int64_t timestamp_ms,

@@ -2,7 +2,7 @@ from collections.abc import Iterable
 
 from headrace.record.types import Buffer
 
-# Names as str (UTF-8 on the wire) or as the bytes themselves.
+# Header names are str (UTF-8 on the wire) or raw bytes.
 HeaderPairs = Iterable[tuple[str | bytes, Buffer | None]]
 
 class BatchWriter:

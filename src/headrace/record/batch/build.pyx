@@ -1,5 +1,8 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Builds a batch out of many records: one pass, one buffer, no Python object for each record."""
+"""Builds a batch from many records: one pass, one buffer, no Python object per record.
+
+Used by producers of all kinds: the clients, the wire kernels and the log's own state batches.
+"""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
@@ -25,11 +28,11 @@ cdef extern from "Python.h":
 
 cdef enum:
     CAPACITY = 64 * 1024
-    KEEP = 4 * 1024 * 1024      # a buffer that one huge batch made larger than this is given back
+    KEEP = 4 * 1024 * 1024      # a buffer that a huge batch grew beyond this is shrunk after the batch
 
 
 cdef Py_ssize_t header_size(Py_ssize_t name_size, Py_ssize_t value_size) noexcept nogil:
-    """What one record header takes; value_size -1 is a null value."""
+    """Encoded size of one record header; value_size -1 stands for a null value."""
     return (varint_size(name_size) + name_size
             + varint_size(value_size) + (value_size if value_size > 0 else 0))
 
@@ -37,7 +40,7 @@ cdef Py_ssize_t header_size(Py_ssize_t name_size, Py_ssize_t value_size) noexcep
 cdef uint8_t* put_header(
     uint8_t* p, const uint8_t* name, Py_ssize_t name_size, const uint8_t* value, Py_ssize_t value_size
 ) noexcept nogil:
-    """Write one record header at p, which must have room for header_size bytes. The position after it."""
+    """Write one record header at p, which must have room for header_size bytes. Returns the position after it."""
     p = put_varint(p, name_size)
     memcpy(p, name, name_size)
     p = put_varint(p + name_size, value_size)
@@ -48,10 +51,10 @@ cdef uint8_t* put_header(
 
 
 cdef class BatchWriter:
-    """Collects records and hands them out as one batch; after finish it is empty and ready for the next.
+    """Collects records and returns them as one batch; after finish it is empty and ready for the next batch.
 
-    One owner; nothing here locks. Records that bring no timestamp get the writer's. The batch never grows past
-    bytes_max: the append that would do so raises BatchTooLarge (append_raw: APPEND_TOO_LARGE) and changes nothing.
+    Not thread-safe: a writer has one owner. Records without a timestamp get the writer's. The batch never exceeds
+    bytes_max: an append that would exceed it raises BatchTooLarge (append_raw: APPEND_TOO_LARGE) and changes nothing.
     """
 
     def __cinit__(self, int64_t timestamp_ms, Py_ssize_t capacity=CAPACITY, *, Py_ssize_t bytes_max=INT32_MAX):
@@ -75,7 +78,7 @@ cdef class BatchWriter:
 
     @property
     def size(self):
-        """Bytes of the batch so far, uncompressed, with its header."""
+        """Size of the batch so far, uncompressed, including its header."""
         return self._used
 
     @property
@@ -117,13 +120,14 @@ cdef class BatchWriter:
         int64_t timestamp_ms,
         AppendResult* result,
     ) noexcept nogil:
-        """Write a record up to its value; the caller writes value_size bytes there, then the varint of
-        header_count, then headers_size bytes. NULL, with the reason in result, when nothing was written."""
+        """Write a record up to its value and return the position of the value. The caller writes value_size bytes
+        there, then header_count as a varint, then headers_size bytes. On failure returns NULL, sets result to the
+        reason and writes nothing."""
         cdef int64_t timestamp = timestamp_ms if timestamp_ms != -1 else self._timestamp
         cdef int64_t delta = 0
         cdef Py_ssize_t body, needed
         cdef uint8_t* p
-        # Each size is checked alone first, so that their sum cannot overflow.
+        # Check each size on its own first, so that their sum cannot overflow.
         if key_size > self._limit or value_size > self._limit or headers_size > self._limit:
             result[0] = APPEND_TOO_LARGE
             return NULL
@@ -209,7 +213,7 @@ cdef class BatchWriter:
         return APPENDED
 
     def append(self, key, value, headers=(), int64_t timestamp_ms=-1):
-        """Add one record. Key and value are bytes-like or None; headers are pairs of a name and bytes or None."""
+        """Append one record. Key and value are bytes-like or None; headers are pairs of a name and bytes or None."""
         cdef Py_buffer key_view, value_view
         cdef const uint8_t* key_data = NULL
         cdef const uint8_t* value_data = NULL
@@ -274,9 +278,9 @@ cdef class BatchWriter:
         self, int codec=0, *, int64_t producer_id=-1, int16_t producer_epoch=-1, int32_t base_sequence=-1,
         bint transactional=False, bint control=False,
     ):
-        """One batch of all that was appended, with base offset 0 and leader epoch -1. The writer is empty after.
+        """Return all appended records as one batch with base offset 0 and leader epoch -1, and empty the writer.
 
-        A codec that does not make it smaller is not used. An empty writer raises InvalidInput.
+        The batch stays uncompressed if the codec does not make it smaller. An empty writer raises InvalidInput.
         """
         cdef int16_t attributes = 0
         cdef bytearray out
@@ -309,12 +313,12 @@ cdef class BatchWriter:
         return out
 
     def discard(self):
-        """Forget what was appended."""
+        """Drop all appended records."""
         self._reset()
 
 
 cdef tuple _encode_headers(headers, Py_ssize_t limit):
-    """(bytes, count) of record headers, without the count in the bytes."""
+    """(bytes, count) of encoded record headers. The bytes do not include the count."""
     cdef bytearray out
     cdef Py_ssize_t total = 0
     cdef uint8_t* p
@@ -343,7 +347,7 @@ def build(
     records, *, int codec=0, int64_t timestamp_ms=-1, int64_t producer_id=-1, int16_t producer_epoch=-1,
     int32_t base_sequence=-1, bint transactional=False, bint control=False,
 ):
-    """One batch of (key, value, headers, timestamp_ms) tuples. For many batches keep a BatchWriter."""
+    """Build one batch from (key, value, headers, timestamp_ms) tuples. To build many batches, reuse a BatchWriter."""
     writer = BatchWriter(timestamp_ms)
     for key, value, headers, timestamp in records:
         writer.append(key, value, headers, timestamp)
@@ -353,6 +357,6 @@ def build(
 
 
 def encode_headers(headers):
-    """(bytes, count): record headers encoded once, for kernels that put the same ones on every record."""
+    """(bytes, count) of record headers, encoded once for kernels that write the same headers to many records."""
     out, count = _encode_headers(headers, INT32_MAX)
     return bytes(out), count

@@ -1,7 +1,8 @@
 """CRC32C (Castagnoli) for the kernels, without a Python call per batch.
 
-With SSE4.2 three runs of the crc32 instruction are kept in flight (its latency is three cycles) and joined
-with shift tables; elsewhere eight tables take eight bytes a step. The choice is made once, at import.
+With SSE4.2, three independent streams of the crc32 instruction hide its latency of three cycles, and shift tables
+combine their results. Other machines use eight lookup tables and process eight bytes per step. The implementation is
+chosen once, at import.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -33,7 +34,7 @@ cdef extern from *:
         return crc;
     }
 
-    /* shift[k][b]: what byte k of a checksum becomes after `length` further zero bytes. */
+    /* shift[k][b]: contribution of byte k of a checksum, with value b, after `length` more zero bytes. */
     static void hr_crc_shift_table(uint32_t shift[4][256], size_t length) {
         uint32_t bit[32];
         for (int i = 0; i < 32; i++) {
@@ -128,7 +129,7 @@ cdef uint32_t crc32c_of(const uint8_t* data, size_t length, uint32_t crc) noexce
 
 
 cdef uint32_t _of_buffer(data, uint32_t crc, int hardware) except? 0:
-    # Not a typed memoryview: to open one costs more than the checksum of a small batch.
+    # Not a typed memoryview: acquiring one costs more than the checksum of a small batch.
     cdef Py_buffer view
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     crc = _crc32c(crc, <const uint8_t*>view.buf, view.len, hardware)
@@ -137,10 +138,10 @@ cdef uint32_t _of_buffer(data, uint32_t crc, int hardware) except? 0:
 
 
 def crc32c(data, uint32_t crc=0):
-    """The CRC32C of data, or of what came before (crc) and data."""
+    """The CRC32C of data. Pass the checksum of the preceding bytes as crc to continue it."""
     return _of_buffer(data, crc, _hardware)
 
 
 def crc32c_software(data, uint32_t crc=0):
-    """The same by tables: what runs on machines without SSE4.2. Here so that tests reach it on any machine."""
+    """Like crc32c, but with the table implementation for machines without SSE4.2, so that every machine can test it."""
     return _of_buffer(data, crc, 0)

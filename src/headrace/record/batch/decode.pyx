@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Takes batches apart into records, one Python object each: for HTTP, the command line and cold paths."""
+"""Decodes batches into records, one Python object per record: for HTTP, the command line and cold paths."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -23,7 +23,7 @@ cdef inline object _bytes(const uint8_t* data, int64_t size):
 
 
 cdef tuple _headers(const RecordView* record):
-    """The headers, or None when they are not as the record says."""
+    """The headers, or None if they do not match the count and size that the record declares."""
     cdef const uint8_t* p = record.headers
     cdef HeaderView header
     cdef int64_t i
@@ -32,7 +32,7 @@ cdef tuple _headers(const RecordView* record):
         p = read_header(p, record.end, &header)
         if p == NULL:
             return None
-        # Kafka's own client replaces what is not UTF-8 too; the stored bytes stay as they are.
+        # Invalid UTF-8 is replaced, as in Kafka's own client; the stored bytes are unchanged.
         found.append((
             PyUnicode_DecodeUTF8(<char*>header.key, header.key_size, "replace"),
             _bytes(header.value, header.value_size)))
@@ -44,10 +44,10 @@ def records(
     Py_ssize_t limit=0x7FFFFFFFFFFFFFFF, Py_ssize_t decompressed_bytes_max=DECOMPRESSED_BYTES_MAX,
     bint verify_crc=False, bint control=False,
 ):
-    """The records of [from_offset, to_offset), at most limit. A batch cut short by the buffer ends it.
+    """The records of [from_offset, to_offset), at most limit. Stops before a batch that the buffer truncates.
 
-    Control batches are skipped unless control is set. The checksum is not looked at unless asked: a read has
-    done it. Records that do not fit their batch raise CorruptBatch.
+    Control batches are skipped unless control is set. Checksums are not verified by default, because reading from the
+    log has verified them. Records that do not fit their batch raise CorruptBatch.
     """
     cdef Py_buffer view
     cdef Py_ssize_t at = start, stop
@@ -123,7 +123,7 @@ cdef Fault _find_at(
     const uint8_t* p, const uint8_t* end, const Batch* batch, int64_t timestamp_ms, int64_t from_offset,
     int64_t to_offset, int64_t* offset, int64_t* timestamp,
 ) noexcept nogil:
-    """Fill offset, with -1 if there is none, and timestamp."""
+    """Set offset and timestamp to those of the first matching record; offset is -1 if there is none."""
     cdef RecordView record
     cdef int32_t i
     for i in range(batch.count):
@@ -149,10 +149,11 @@ def first_at(
     buf, Py_ssize_t position, int64_t timestamp_ms, *, int64_t from_offset=0, int64_t to_offset=MAX_OFFSET,
     Py_ssize_t decompressed_bytes_max=DECOMPRESSED_BYTES_MAX, bint in_thread=False,
 ):
-    """(offset, timestamp) of the first record of [from_offset, to_offset) in the whole batch at position that is at or
-    after a time, or None. No record becomes an object: there may be millions before it.
+    """(offset, timestamp) of the first record of [from_offset, to_offset) at or after timestamp_ms, or None.
 
-    in_thread lets others have the interpreter meanwhile."""
+    Searches the complete batch at position. Creates no object per record, as millions may precede the match.
+
+    in_thread releases the GIL during the search."""
     cdef Py_buffer view
     cdef Payload payload = Payload()
     cdef Batch batch

@@ -1,6 +1,6 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Rebuilds a batch with only some of its records, or with a delete horizon, for compaction. What is kept keeps its
-offset and timestamp."""
+"""Rebuilds a batch with only some of its records, or with a delete horizon, for compaction. The remaining records
+keep their offsets and timestamps."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
@@ -26,11 +26,11 @@ from headrace.record.layout import DECOMPRESSED_BYTES_MAX
 
 cdef enum:
     VARINT_SIZE_MAX = 10
-    PAYLOAD_SIZE_MAX = 0x7FFFFFFF - HEADER_SIZE     # uncompressed: a batch's length is an int32
+    PAYLOAD_SIZE_MAX = 0x7FFFFFFF - HEADER_SIZE     # limit for an uncompressed payload: a batch's length is an int32
 
 
 cdef class _Keep:
-    """Answers whether an offset is kept; offsets are asked for in ascending order."""
+    """Decides whether the record at an offset is kept. Must be queried in ascending order of offsets."""
     cdef object call
     cdef const int64_t[::1] offsets
     cdef Py_ssize_t next
@@ -55,14 +55,15 @@ cdef class _Keep:
 def filter_batch(
     buf, info, keep, *, delete_horizon_ms=None, Py_ssize_t decompressed_bytes_max=DECOMPRESSED_BYTES_MAX
 ):
-    """The batch at info.position with only the records whose offset is kept, or None when that is none of them.
+    """The batch at info.position reduced to the records whose offsets are kept, or None if no record is kept.
 
-    keep is a function of the offset, or the offsets in ascending order. Base and last offset stay, so that the
-    batch covers the same range of the log; count, max timestamp and checksum are made anew; the codec stays.
+    keep is a predicate on the offset, or the kept offsets in ascending order. The base and last offsets stay the same,
+    so that the batch covers the same range of the log. The count, max timestamp and checksum are recomputed. The codec
+    stays the same, unless compression would not make the batch smaller.
 
-    A delete horizon becomes the base timestamp, and bit 6 of the attributes says so, as in Kafka. The one that a batch
-    has already stays. A batch gets none where the times of its records are too far away from it, or where it would
-    become larger than a batch may be.
+    A delete horizon is stored as the base timestamp and marked by bit 6 of the attributes, as in Kafka. A batch that
+    already has a horizon keeps it. A batch gets none if a record's timestamp is too far from the horizon for a 64-bit
+    delta, or if the batch would become larger than the limit.
     """
     cdef Py_buffer view
     cdef Batch batch
@@ -95,8 +96,8 @@ cdef object _filtered(
     const uint8_t* header, Py_ssize_t at, const Batch* batch, Payload payload, _Keep keep, bint has_horizon,
     int64_t horizon, Py_ssize_t payload_max,
 ):
-    """NotImplemented where the horizon does not fit."""
-    # A horizon makes two numbers of each record longer: its size and the time since the base timestamp.
+    """Returns NotImplemented if the batch cannot take the horizon; see filter_batch."""
+    # A horizon can lengthen two varints of each record: its size and its timestamp delta.
     cdef Py_ssize_t longer = <Py_ssize_t>batch.count * 2 * VARINT_SIZE_MAX if has_horizon else 0
     cdef bytearray out = PyByteArray_FromStringAndSize(NULL, HEADER_SIZE + (payload.end - payload.start) + longer)
     cdef uint8_t* written = <uint8_t*>PyByteArray_AS_STRING(out) + HEADER_SIZE
@@ -154,7 +155,7 @@ cdef object _filtered(
 
 
 cdef uint8_t* _put_moved(uint8_t* out, const uint8_t* start, const uint8_t* end, int64_t delta) noexcept nogil:
-    """The record from start to end, which was read before, with another timestamp delta."""
+    """Copy the record from start to end, which read_record has checked, with another timestamp delta."""
     cdef int64_t number = 0
     cdef const uint8_t* attributes = get_varint(start, end, &number)
     cdef const uint8_t* rest = get_varint(attributes + 1, end, &number)

@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Which records of a batch are the last of their key, for key compaction: no object per record, and no interpreter."""
+"""Finds the latest record of each key, for key compaction. Creates no object per record and runs without the GIL."""
 
 from cpython.array cimport array, clone
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -25,14 +25,14 @@ cdef enum:
 
 cdef struct Slot:
     uint64_t hash[2]
-    int64_t next_offset     # the one behind the last record of this key; 0 in a slot that is free
+    int64_t next_offset     # last offset of this key plus one; 0 marks a free slot
 
 
 cdef class LatestOffsets:
-    """The last offset of each key that was seen.
+    """Maps each key that was seen to its last offset.
 
-    A key is known by 128 bits of a keyed hash, 24 bytes with its offset, however long it is: what a compaction needs
-    of memory is bounded by the number of keys. Kafka does the same, without the key.
+    A key is identified by a 128-bit keyed hash. An entry takes 24 bytes however long the key is, so the memory of a
+    compaction is bounded by the number of keys. Kafka does the same, but with an unkeyed hash.
     """
     cdef Slot* slots
     cdef size_t mask
@@ -55,7 +55,7 @@ cdef class LatestOffsets:
         return self.used
 
     cdef Slot* find(self, const uint64_t* hash) noexcept nogil:
-        """The slot of this key, or the free one where it belongs."""
+        """The slot of this key, or the free slot where it belongs."""
         cdef size_t at = hash[0] & self.mask
         cdef Slot* slot = &self.slots[at]
         while slot.next_offset and (slot.hash[0] != hash[0] or slot.hash[1] != hash[1]):
@@ -64,7 +64,7 @@ cdef class LatestOffsets:
         return slot
 
     cdef bint put(self, const uint64_t* hash, int64_t next_offset) noexcept nogil:
-        """False without memory for it."""
+        """Returns False if out of memory."""
         cdef Slot* slot = self.find(hash)
         if not slot.next_offset:
             if (self.used + 1) * 4 > (self.mask + 1) * 3:
@@ -92,13 +92,13 @@ cdef class LatestOffsets:
         return True
 
     cdef int64_t next_offset_of(self, const RecordView* record) noexcept nogil:
-        """0 for a key that was not seen."""
+        """The last offset of the record's key plus one; 0 if the key was not seen."""
         cdef uint64_t hash[2]
         siphash128(record.key, record.key_size, self.secret, hash)
         return self.find(hash).next_offset
 
     def learn(self, buf, info, *, Py_ssize_t decompressed_bytes_max=DECOMPRESSED_BYTES_MAX):
-        """The keys of the batch at info.position, which somebody has checked."""
+        """Record the keys and offsets of the batch at info.position. The caller has verified its checksum."""
         cdef _Reader reader = _Reader(buf, info.position, decompressed_bytes_max)
         cdef RecordView record
         cdef uint64_t hash[2]
@@ -114,7 +114,7 @@ cdef class LatestOffsets:
         reader.finish()
 
     def take(self, LatestOffsets other):
-        """All that another has seen. Its slots are found by its own secret, so it has to have been made by `apart`."""
+        """Merge the entries of another map. It must share this map's hash secret, so it must come from `apart`."""
         cdef size_t i
         if other.secret[0] != self.secret[0] or other.secret[1] != self.secret[1]:
             raise InvalidInput("their hashes have nothing to do with each other")
@@ -123,15 +123,15 @@ cdef class LatestOffsets:
                 raise MemoryError
 
     def apart(self):
-        """An empty one whose contents this one can take later."""
+        """A new, empty map with the same hash secret, whose contents this map can `take` later."""
         cdef LatestOffsets made = LatestOffsets()
         made.secret[0], made.secret[1] = self.secret[0], self.secret[1]
         return made
 
 
 cdef class _Reader:
-    """Goes through the records of one batch. What is wrong with them is said by finish, which is not asked for
-    without the interpreter."""
+    """Iterates over the records of one batch. `next` runs without the GIL, so it only stores a fault; `finish` raises
+    it and needs the GIL."""
     cdef Py_buffer view
     cdef bint is_open
     cdef Payload payload
@@ -184,11 +184,13 @@ def keep_latest(
     buf, info, LatestOffsets latest, *, int64_t start, int64_t until, bint tombstones,
     Py_ssize_t decompressed_bytes_max=DECOMPRESSED_BYTES_MAX,
 ):
-    """The offsets of the batch at info.position that compaction keeps: what has no key, the last of each key (of
-    tombstones only if they are wanted), and everything from `until` on. And whether it keeps tombstones before that.
+    """(offsets, has tombstones): the offsets of the batch at info.position that compaction keeps, and whether they
+    include tombstones before `until`.
 
-    `latest` was learnt from `start` on: before it each key is there once, and goes if it was seen again. From there on
-    a key that was not learnt belongs to a transaction that was given up."""
+    Kept are records without a key, the latest record of each key (a tombstone only if `tombstones` is set), and
+    everything from `until` on. `latest` has learned the records from `start` on. Before `start` the log is already
+    compacted: each key occurs once, and its record is dropped if the key was seen again. From `start` on, a key that
+    was not learned belongs to an aborted transaction and is dropped."""
     cdef _Reader reader = _Reader(buf, info.position, decompressed_bytes_max)
     cdef array found = clone(_LONGS, reader.batch.count, zero=False)
     cdef int64_t* kept = <int64_t*>found.data.as_longlongs
@@ -216,7 +218,7 @@ def keep_listed(
     buf, info, const int64_t[::1] offsets, *, int64_t until, bint tombstones,
     Py_ssize_t decompressed_bytes_max=DECOMPRESSED_BYTES_MAX,
 ):
-    """As keep_latest, where somebody else found the last of each key: `offsets`, ascending."""
+    """Like keep_latest, but the caller supplies the offsets of the latest records: `offsets`, in ascending order."""
     cdef _Reader reader = _Reader(buf, info.position, decompressed_bytes_max)
     cdef array found = clone(_LONGS, reader.batch.count, zero=False)
     cdef int64_t* kept = <int64_t*>found.data.as_longlongs
@@ -225,7 +227,7 @@ def keep_listed(
     cdef int64_t offset = 0
     cdef bint has_tombstones = False
     with nogil:
-        while low < high:  # where the offsets of this batch begin
+        while low < high:  # binary search for the first offset of this batch
             middle = (low + high) // 2
             if offsets[middle] < reader.batch.base_offset:
                 low = middle + 1

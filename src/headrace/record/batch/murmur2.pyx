@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True
-"""Which partition a key belongs to: murmur2, as every Kafka client computes it."""
+"""Maps keys to partitions with murmur2, exactly as every Kafka client does."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int32_t, uint8_t, uint32_t
@@ -43,12 +43,12 @@ cdef int32_t _of_buffer(key) except? 0:
 
 
 def murmur2(key):
-    """The hash as Java sees it: a signed 32-bit number."""
+    """The hash as a signed 32-bit integer, as in Java."""
     return _of_buffer(key)
 
 
 def partition_for(key, int32_t partitions):
-    """The partition of a key among so many: where every Kafka client would put it."""
+    """The partition of a key in a topic with that many partitions, the same as every Kafka client computes."""
     if partitions < 1:
         raise InvalidInput("a stream has at least one partition")
     return (<uint32_t>_of_buffer(key) & 0x7FFFFFFF) % <uint32_t>partitions

@@ -19,8 +19,8 @@ def validate(
 def patch(buf: bytearray | memoryview, position: int, base_offset: int, leader_epoch: int) -> None: ...
 def patch_run(buf: bytearray | memoryview, start: int, end: int, base_offset: int, leader_epoch: int) -> int: ...
 
-# (first position, end position, next offset). When the first wanted batch is longer than the buffer the two
-# positions are equal and the third number is minus the bytes it needs from there.
+# (first position, end position, next offset). If the buffer truncates the first wanted batch, both positions are equal
+# and the third number is minus the number of bytes needed from there.
 def trim(
     buf: Buffer,
     start: int,

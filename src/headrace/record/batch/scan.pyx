@@ -1,5 +1,8 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Finds the batches in a buffer and judges them: what a client sent, what a file holds, what a read may return."""
+"""Finds the batches in a buffer and checks them: client input, the contents of a file, the result of a read.
+
+Also assigns offsets to batches in place. Used by the log, the broker and the Kafka produce path.
+"""
 
 cdef extern from "Python.h":
     const Py_ssize_t PY_SSIZE_T_MAX
@@ -27,7 +30,7 @@ from headrace.record.types import BatchInfo
 
 
 cdef Py_ssize_t _range(Py_buffer* view, Py_ssize_t start, end) except -1:
-    """The end of the bytes asked for, once start and end lie inside the buffer."""
+    """The end of the requested range. Raises InvalidInput unless start and end lie inside the buffer."""
     cdef Py_ssize_t stop = view.len if end is None else end
     if not 0 <= start <= stop <= view.len:
         raise InvalidInput(f"bytes {start} to {stop} are not inside a buffer of {view.len}")
@@ -51,8 +54,8 @@ cdef object _info(Py_ssize_t position, const Batch* batch):
 
 
 def scan(buf, Py_ssize_t start=0, end=None, *, bint verify_crc=True):
-    """The whole batches from start, in order. Stops before a batch that the buffer cuts short; a bad one raises
-    CorruptBatch with its position. Records are not looked at."""
+    """The complete batches from start, in order. Stops before a batch that the buffer truncates; an invalid batch
+    raises CorruptBatch with its position. Records are not checked."""
     cdef Py_buffer view
     cdef const uint8_t* base
     cdef Py_ssize_t at = start, stop
@@ -77,12 +80,12 @@ def scan(buf, Py_ssize_t start=0, end=None, *, bint verify_crc=True):
 
 
 def valid_until(buf, Py_ssize_t start=0, end=None, int64_t expected_offset=-1, *, bint dense=False):
-    """(position, next offset, records, max timestamp, reason) of the good batches from start, for recovery.
+    """(position, next offset, records, max timestamp, reason) of the valid batches from start, for recovery.
 
-    Never raises on what the bytes say. The reason is None when the good batches fill the buffer to its end,
-    layout.INCOMPLETE when it ends inside a batch, and otherwise what is wrong with the batch at position.
-    Base offsets must not fall below the offset expected (-1: any start); with dense they must be equal to it.
-    With no good batch the next offset is expected_offset and the max timestamp -1.
+    Never raises because of the buffer's contents. The reason is None if valid batches fill the buffer to its end,
+    layout.INCOMPLETE if the buffer ends inside a batch, and otherwise the fault of the batch at position.
+    A base offset must not be below the expected offset (-1: any start); with dense it must equal it.
+    Without a valid batch the next offset is expected_offset and the max timestamp is -1.
     """
     cdef Py_buffer view
     cdef const uint8_t* base
@@ -113,10 +116,11 @@ def valid_until(buf, Py_ssize_t start=0, end=None, int64_t expected_offset=-1, *
 
 
 def epochs_until(buf, Py_ssize_t end, int64_t lowest, int64_t highest):
-    """(position, next offset, epoch) behind the batches of buf[:end] whose leader epoch lies between the one before
-    it, `lowest` for the first, and `highest`. The offset is -1 without one. The batches are whole: see valid_until.
+    """(position, next offset, epoch) after the leading batches of buf[:end] whose leader epochs are plausible: not
+    below the epoch of the previous batch (`lowest` for the first one) and not above `highest`.
 
-    A batch's own checksum does not cover its epoch. In a log epochs never fall."""
+    The next offset is -1 if there is no such batch. The caller has checked the batches with valid_until, but a batch's
+    checksum does not cover its leader epoch. Within a log, epochs never decrease."""
     cdef Py_buffer view
     cdef const uint8_t* base
     cdef Py_ssize_t at = 0, stop
@@ -141,7 +145,8 @@ def epochs_until(buf, Py_ssize_t end, int64_t lowest, int64_t highest):
 
 
 cdef bint properties_are_sound(const RecordView* record) noexcept nogil:
-    """What a consumer over AMQP would be sent as it is, whoever wrote it. Its headers are as many as they should be."""
+    """Whether the record's AMQP properties, if it has any, are well-formed. AMQP consumers receive them verbatim,
+    whichever client wrote them. The caller has checked the headers with check_headers."""
     cdef const uint8_t* p = record.headers
     cdef HeaderView header
     cdef int64_t left
@@ -156,8 +161,8 @@ cdef bint properties_are_sound(const RecordView* record) noexcept nogil:
 cdef Fault _walk(
     const uint8_t* p, const uint8_t* end, const Batch* batch, int64_t headers_max, bint keyed, int64_t* max_timestamp
 ) noexcept nogil:
-    """Check every record between p and end: as many as the batch says, deltas 0 to n-1, nothing left over, and with
-    keyed none without a key."""
+    """Check every record between p and end: as many records as the batch header says, offset deltas 0 to n-1, no
+    trailing bytes and, with keyed, no record without a key."""
     cdef RecordView record
     cdef int64_t timestamp = 0, headers = 0
     cdef int32_t i
@@ -192,7 +197,7 @@ cdef int open_within(
     cdef Py_ssize_t spent
     if left_bytes == NULL:
         return payload.open(buf, base, at, batch, limit)
-    spent = min(limit, left_bytes[0])       # to find out that it is too large costs as much
+    spent = min(limit, left_bytes[0])       # also charged if the batch is too large: finding that out costs as much
     try:
         payload.open(buf, base, at, batch, spent)
         spent = payload.end - payload.start
@@ -210,13 +215,13 @@ def validate(
     int64_t records_max=RECORDS_MAX, int64_t headers_max=HEADERS_MAX, bint deep=True, bint repair=False,
     bint keyed=False,
 ):
-    """The batches of what a client sent, all of it checked: nothing may be left over, cut short or empty.
+    """The batches that a client sent, fully checked: buf must hold no trailing bytes and no truncated or empty batch.
 
-    deep=False does not unfold compressed batches. With repair, a max timestamp that is not the largest of the
-    records is put right in buf, checksum included, as Kafka does; without, it is a CorruptBatch. A delete horizon that
-    somebody else's compaction gave the batch becomes a base timestamp like any other: ours has not passed it. With
-    keyed, a record without a key is a CorruptBatch. The limits on decompressed bytes, records and headers hold for
-    each batch.
+    deep=False does not decompress compressed batches. With repair, a max timestamp that is not the largest of the
+    records is corrected in buf, including the checksum, as Kafka does; without repair it raises CorruptBatch.
+    Repair also clears the delete-horizon bit, which another broker's compaction set: the horizon becomes an ordinary
+    base timestamp, because our compaction has not processed the batch. With keyed, a record without a key raises
+    CorruptBatch. The limits on decompressed bytes, records and headers apply to each batch separately.
     Raises CorruptBatch, BatchTooLarge, DecompressedTooLarge.
     """
     return validated(buf, batch_bytes_max, decompressed_bytes_max, records_max, headers_max, deep, repair, keyed, NULL, False)
@@ -226,10 +231,11 @@ cdef list validated(
     object buf, Py_ssize_t batch_bytes_max, Py_ssize_t decompressed_bytes_max, int64_t records_max,
     int64_t headers_max, bint deep, bint repair, bint keyed, Py_ssize_t* left_bytes, bint in_thread,
 ):
-    """As validate says. left_bytes, if it is not NULL, is what all batches may unfold to, and is counted down: with
-    less than that left, what would pass it is Overloaded.
+    """Implements validate. left_bytes, unless NULL, limits the decompressed size of all batches together and is
+    counted down. A batch that exceeds the remaining bytes but not its own limit raises Overloaded.
 
-    in_thread lets others have the interpreter meanwhile. On the loop that would only let it be taken away."""
+    in_thread releases the GIL during the checks. On the event-loop thread that would only let other threads take
+    the GIL away."""
     cdef Py_buffer view
     cdef Payload payload = Payload()
     cdef uint8_t* base
@@ -246,7 +252,7 @@ cdef list validated(
         base = <uint8_t*>view.buf
         while at < view.len:
             p = base + at
-            # Before the checksum: a size over the limit is refused without reading that far.
+            # Checked before the checksum, so that a batch over the size limit is rejected without reading it.
             if view.len - at >= PREFIX_SIZE and <int64_t><int32_t>get32(p + LENGTH_AT) + PREFIX_SIZE > batch_bytes_max:
                 raise BatchTooLarge(<int64_t><int32_t>get32(p + LENGTH_AT) + PREFIX_SIZE, batch_bytes_max)
             if in_thread:
@@ -298,7 +304,7 @@ cdef list validated(
 
 
 def patch(buf, Py_ssize_t position, int64_t base_offset, int32_t leader_epoch):
-    """Give the batch at position its base offset and leader epoch, in place. Neither is under the checksum."""
+    """Set the base offset and leader epoch of the batch at position, in place. The checksum covers neither."""
     cdef Py_buffer view
     PyObject_GetBuffer(buf, &view, PyBUF_WRITABLE)
     try:
@@ -311,9 +317,11 @@ def patch(buf, Py_ssize_t position, int64_t base_offset, int32_t leader_epoch):
 
 
 def patch_run(buf, Py_ssize_t start, Py_ssize_t end, int64_t base_offset, int32_t leader_epoch):
-    """Number the batches between start and end on from base_offset; the offset after the last one.
+    """Assign consecutive offsets from base_offset to the batches between start and end; returns the offset after the
+    last one.
 
-    The batches have been checked before: only the sizes that keep the walk inside the buffer are checked again.
+    The batches have been validated before, so their checksums are not verified again; their headers are, to keep the
+    walk inside the buffer.
     """
     return number_run(buf, start, end, base_offset, leader_epoch)
 
@@ -347,17 +355,18 @@ def trim(
     buf, Py_ssize_t start, end, int64_t from_offset, int64_t to_offset, Py_ssize_t bytes_max=PY_SSIZE_T_MAX,
     int64_t expected=-1, bint dense=False, bint verify_crc=True,
 ):
-    """(first position, end position, next offset) of the run of whole batches that hold [from_offset, to_offset).
+    """(first position, end position, next offset) of the run of complete batches that hold [from_offset, to_offset).
 
-    start is a batch boundary. The first batch may begin before from_offset and the last may end after to_offset;
-    each one returned has its checksum verified, unless that is known to be right; none but the first goes beyond
-    bytes_max. A bad batch ends the run, and raises CorruptBatch when it would be the first. Without any, first and end
-    position are equal and the third number is from_offset, except when the first wanted batch is longer than the
-    buffer: then it is minus the bytes needed, counted from first position (at least a header, when not even that is
-    there).
+    start is a batch boundary. The first batch may begin before from_offset and the last may end after to_offset.
+    The checksum of every returned batch is verified, unless the caller knows it to be right (verify_crc=False). Only
+    the first batch may exceed bytes_max. An invalid batch ends the run; if it would be the first, it raises
+    CorruptBatch. If the run is empty, both positions are equal and the third number is from_offset, except when the
+    buffer truncates the first wanted batch: then it is minus the number of bytes needed from first position (the size
+    of a header if not even the header is complete).
 
-    No checksum covers a batch's base offset, but its neighbours do: each must begin where the one before ended
-    (dense), or later; expected says where the batch at start has to begin. One that does not is a bad batch.
+    A batch's base offset is not covered by its checksum, so it is checked against its neighbours: each batch must
+    begin where the previous one ended (dense) or later. expected is the lowest base offset of the batch at start (with
+    dense: the exact one). A batch that violates this is invalid.
     """
     cdef Py_buffer view
     cdef const uint8_t* base
@@ -381,7 +390,7 @@ def trim(
                 if batch.base_offset >= to_offset or (first >= 0 and at - first + batch.size > bytes_max):
                     break
                 if batch.last_offset >= from_offset:
-                    # The checksum only of what is returned: to find the place is cheap.
+                    # Only returned batches have their checksum verified, so that skipping to from_offset is cheap.
                     if verify_crc:
                         fault = read_batch(base + at, base + stop, True, &batch)
                     if fault != FAULT_NONE:
@@ -398,7 +407,7 @@ def trim(
             return at, at, -<int64_t>(get32(base + at + LENGTH_AT) + PREFIX_SIZE)
         if fault != FAULT_NONE and first < 0:
             raise fault_error(fault, at)
-        # What lies before a damaged batch is good; whoever reads on from there meets the damage first.
+        # The batches before a damaged one are valid. The read that continues from there raises CorruptBatch.
         return (first if first >= 0 else at), at, next_offset
     finally:
         PyBuffer_Release(&view)

@@ -1,4 +1,5 @@
-"""Compression and decompression of batches: gzip, snappy, lz4 and zstd, with limits on the decompressed size.
+"""Compression codecs of record batches, with limits on the size and memory of decompressed data.
 
-Used by the batch kernels, and by other packages through `codecs`.
+Used by the batch and Arrow kernels, by the HTTP wire format and by the command line; may use only `headrace.errors` and
+the batch layout.
 """

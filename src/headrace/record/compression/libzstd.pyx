@@ -1,8 +1,8 @@
-"""The system's zstd library, where there is one: what is there as a whole unfolds in one call.
+"""Binding to the system's zstd library, if there is one: decompresses complete data in one call.
 
-A decoder of streams, as every package for Python has it, writes to a window of its own first and copies from there,
-because it does not know that all of the output stays where it is. For a batch of 1 MB that is a third of the time.
-The library is looked for when this is imported, and nothing needs it: compression.py has another decoder.
+A streaming decoder, which every Python package offers, writes to its own window first and copies from there, because
+it does not know that the whole output stays in place. For a batch of 1 MB that copy is a third of the time.
+The library is looked up at import and is optional: codecs.py falls back to another decoder.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -14,7 +14,7 @@ cdef extern from *:
     """
     #include <dlfcn.h>
 
-    /* Its stable interface, declared by hand: its headers are on few machines. */
+    /* The library's stable interface, declared by hand because few machines have its headers. */
     typedef struct { const void *from; size_t size, done; } headrace_zstd_input;
     typedef struct { void *to; size_t room, done; } headrace_zstd_output;
 
@@ -61,12 +61,12 @@ cdef extern from *:
     const char* zstd_name_of "zstd.name_of"(size_t code)
 
 cdef enum:
-    VERSION_MIN = 10400     # 1.4.0, of 2019: the first whose errors, too, are promised to stay
+    VERSION_MIN = 10400     # 1.4.0 (2019), the first release with stable error codes
     CHECKSUM_WRONG = 22     # checksum_wrong
     NO_ROOM = 70            # dstSize_tooSmall
-    PIECE = 512             # less than the smallest window: with room for all of a frame the library needs no window
+    PIECE = 512             # below the smallest window: with output space for a whole frame, the library uses no window
 
-cdef void* idle = NULL      # a decoder that nobody uses at the moment; one takes 90 KB
+cdef void* idle = NULL      # a decoder kept for reuse while no thread uses it; takes 90 KB
 
 
 cdef bint _is_found() except -1:
@@ -80,7 +80,8 @@ FOUND = _is_found()
 
 
 def decompress_into(data, room):
-    """How many bytes of room the frames of data fill; -1 when it is too small for them. Only if there is a library."""
+    """Decompress all frames of data into the buffer room. Returns the number of bytes written, or -1 if room is too
+    small. Requires FOUND."""
     global idle
     cdef Py_buffer origin, target
     cdef size_t size
@@ -106,7 +107,7 @@ def decompress_into(data, room):
         if idle == NULL:
             idle = decoder
         else:
-            zstd_free(decoder)  # another thread was faster
+            zstd_free(decoder)  # another thread has already returned its decoder
     if not zstd_is_error(size):
         return size
     if zstd_error_of(size) == NO_ROOM:
@@ -116,13 +117,13 @@ def decompress_into(data, room):
 
 
 def streams_the_same(data, unfolded):
-    """Whether a decoder of streams, which has no more than its window, makes the same of it. Only if there is a
-    library."""
+    """Whether a streaming decoder, which can only refer back to its window, decompresses data to the same bytes.
+    Requires FOUND."""
     cdef Py_buffer origin, target
     cdef bint same
     cdef void* decoder
     assert FOUND, "there is no such library"
-    decoder = zstd_make()  # not to be kept: it has a window by the end
+    decoder = zstd_make()  # not kept for reuse: streaming makes it allocate a window
     if decoder == NULL:
         raise MemoryError
     try:
@@ -148,7 +149,7 @@ cdef bint _streams_the_same(void* decoder, const Py_buffer* data, const Py_buffe
     cdef size_t at = 0
     rest.origin, rest.size, rest.done = data.buf, <size_t>data.len, 0
     found.to, found.room, found.done = &piece[0], PIECE, PIECE
-    while rest.done < rest.size or found.done == PIECE:  # it keeps what found no room
+    while rest.done < rest.size or found.done == PIECE:  # a full piece: the decoder may hold more output
         found.done = 0
         if zstd_is_error(zstd_stream(decoder, &found, &rest)):
             return False

@@ -5,7 +5,7 @@ from headrace.record.batch_layout cimport Batch
 
 
 cdef class Payload:
-    """The records of a batch, uncompressed: in place, or unfolded into bytes that this object keeps alive."""
+    """The uncompressed records of a batch: in place, or decompressed into bytes that this object keeps alive."""
     cdef const uint8_t* start
     cdef const uint8_t* end
     cdef Py_buffer _view

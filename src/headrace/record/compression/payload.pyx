@@ -1,4 +1,4 @@
-"""The records of a batch as plain bytes, whatever codec they came in."""
+"""Gives the kernels the records of a batch as uncompressed bytes, independent of the batch's codec."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint8_t
@@ -14,8 +14,8 @@ cdef class Payload:
         self.close()
 
     cdef int open(self, object buf, const uint8_t* base, Py_ssize_t at, const Batch* batch, Py_ssize_t limit) except -1:
-        """Point start and end at the records of the batch at buf[at:], which read_batch has checked and which
-        begins at base + at. What was open before is closed."""
+        """Point start and end at the records of the batch at buf[at:], which begins at base + at and which read_batch
+        has checked. Closes the batch that was open before."""
         self.close()
         if not batch.attributes & CODEC_MASK:
             self.start = base + at + HEADER_SIZE
@@ -29,7 +29,7 @@ cdef class Payload:
         self._held = True
         self.start = <const uint8_t*>self._view.buf
         self.end = self.start + self._view.len
-        # Now that the size is known the count can be judged, before anything is allocated by it.
+        # Check the record count against the decompressed size before anything is allocated by it.
         if self._view.len // RECORD_SIZE_MIN < batch.count:
             raise CorruptBatch("the record count cannot be true", at)
         return 0

@@ -1,4 +1,4 @@
-"""MemberBudget for what a decompressor writes, without clearing it first or copying it after."""
+"""Output buffers for decompressors: bytes objects that are neither zeroed before nor copied after writing."""
 
 from cpython.bytes cimport _PyBytes_Resize
 from cpython.ref cimport Py_DECREF, Py_XDECREF, PyObject
@@ -13,16 +13,16 @@ cdef extern from "Python.h":
 
 
 def filled(Py_ssize_t size, write):
-    """The bytes that write(view) put into a view of size bytes; it answers how many of them count.
+    """The bytes that write(view) wrote to a view of `size` bytes; write returns how many bytes it wrote.
 
-    Pages that are never written are never touched, so a size that turns out too large costs address space only.
+    Pages that are never written are never touched, so a size that turns out too large costs only address space.
     """
     cdef PyObject* room
     cdef Py_ssize_t written
     if size < 0:
         raise InvalidInput(f"no room for {size} bytes")
     if size == 0:
-        # The empty bytes object is shared: nobody may write to it, or resize it.
+        # The empty bytes object is shared, so it must be neither written nor resized.
         write(memoryview(bytearray()))
         return b""
     room = PyBytes_FromStringAndSize(NULL, size)

@@ -1,8 +1,8 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The outline of zstd data: what it could unfold to, and how much memory a decoder needs, without decoding it.
+"""Bounds of zstd data, without decoding it: its decompressed size and the memory that a decoder needs.
 
-A decoder of zstd keeps a window beside its output, as large as the frame asks for; four bytes of input can
-repeat one byte 128 K times. Both are seen from the block headers alone. The format is RFC 8878.
+A zstd decoder keeps a window in addition to its output, as large as the frame requests, and four bytes of input can
+repeat one byte 128 K times. The frame and block headers alone reveal both. The format is RFC 8878.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -10,7 +10,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 cdef enum:
     MAGIC = 0xFD2FB528
-    SKIPPABLE = 0x184D2A50      # and the fifteen after it
+    SKIPPABLE = 0x184D2A50      # and the next fifteen numbers
     BLOCK_MAX = 128 * 1024
     BLOCK_RAW = 0
     BLOCK_REPEATED = 1
@@ -18,10 +18,10 @@ cdef enum:
     WINDOW_LOG_MIN = 10
 
 cdef struct Outline:
-    uint64_t least              # bytes that will come out for certain
-    uint64_t most               # bytes that cannot be exceeded
-    uint64_t window             # the largest window of a frame
-    uint64_t narrow             # the smallest one of a frame that could hold more than its window
+    uint64_t least              # lower bound of the decompressed size
+    uint64_t most               # upper bound of the decompressed size
+    uint64_t window             # largest window of any frame
+    uint64_t narrow             # smallest window of the frames that could decompress to more than their window
 
 
 cdef inline uint64_t _little(const uint8_t* p, int width) noexcept nogil:
@@ -33,7 +33,7 @@ cdef inline uint64_t _little(const uint8_t* p, int width) noexcept nogil:
 
 
 cdef const uint8_t* _frame(const uint8_t* p, const uint8_t* end, Outline* out) noexcept nogil:
-    """The position after the frame whose magic ended before p, or NULL."""
+    """The position after the frame whose magic number ends at p, or NULL if the frame is invalid."""
     cdef uint8_t descriptor
     cdef bint single_segment, last = False
     cdef int size_width, dictionary_width
@@ -66,7 +66,7 @@ cdef const uint8_t* _frame(const uint8_t* p, const uint8_t* end, Outline* out) n
         kind = (header >> 1) & 3
         size = header >> 3
         p += 3
-        if size > block:  # decoders of streams refuse it, those that have all of it at once do not
+        if size > block:  # streaming decoders reject such a block, one-pass decoders do not
             return NULL
         if kind == BLOCK_REPEATED:
             out.least += size
@@ -114,9 +114,9 @@ cdef bint _outline(const uint8_t* p, const uint8_t* end, Outline* out) noexcept 
 
 
 def outline(data):
-    """(least, most, window, narrow): the bytes that come out at least and at most, and the largest window that a frame
-    asks for; and the smallest one of a frame that could hold more than that. None when the frames and blocks do not
-    fill the data."""
+    """(least, most, window, narrow): lower and upper bound of the decompressed size, the largest window that a frame
+    requests, and the smallest window of the frames that could decompress to more than their window. None if the data
+    is not a sequence of complete frames."""
     cdef Py_buffer view
     cdef Outline out
     cdef bint whole
