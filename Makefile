@@ -1,10 +1,10 @@
-# Every target sets up what it needs: a fresh clone and `make run` or `make test` are enough.
+# Every target installs what it needs: in a fresh clone, `make run` or `make test` is enough.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODULES := src/headrace/listeners/http/ui/static/vendor
-QUICK := tests/record tests/log tests/wire tests/schemas tests/broker tests/model tests/listeners \
+QUICK := tests/record tests/log tests/wire tests/schemas tests/broker tests/model tests/listeners/kafka \
 	tests/test_architecture.py tests/test_config.py tests/test_docs.py
 KERNELS := $(shell find src -name '*.pyx' -o -name '*.pxd')
 
@@ -13,14 +13,14 @@ KERNELS := $(shell find src -name '*.pyx' -o -name '*.pxd')
 run: install
 	$(BIN)/headrace serve --demo
 
-# The tests start hundreds of programs: each would compile all of Headrace again if Python may not keep what it compiled.
+# The tests start hundreds of processes: without bytecode files each of them would compile all of Headrace again.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: install
 	$(BIN)/python -m pytest -n auto
 
 # The inner loop: unit tests only, without processes, Spark or a browser.
 quick: install
-	$(BIN)/python -m pytest -q -n auto -m "not slow and not process" $(QUICK)
+	$(BIN)/python -m pytest -q -n auto -m "not slow and not process and not peer" $(QUICK)
 
 install: $(STAMP) ui
 
@@ -31,8 +31,8 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(KERNELS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[keys,spark,dev]'
 	@touch $(STAMP)
 
-# The dashboard's two modules come from npm, by name and version, into a folder that git ignores. Without npm
-# everything else works, and the dashboard's page says what is missing.
+# The dashboard's JavaScript modules come from npm, by name and version, into a folder that git ignores. Without npm,
+# everything else works, and the dashboard's page names what is missing.
 ui: $(MODULES)/preact.js
 
 $(MODULES)/preact.js: ui/package.json
@@ -41,9 +41,9 @@ $(MODULES)/preact.js: ui/package.json
 	  cp ui/node_modules/uplot/dist/uPlot.esm.js $(MODULES)/uplot.js && \
 	  cp ui/node_modules/uplot/dist/uPlot.min.css $(MODULES)/uplot.css && \
 	  cp ui/node_modules/htm/preact/standalone.module.js $(MODULES)/preact.js; \
-	else echo "headrace: npm is not installed, so the dashboard will only say so; everything else works"; fi
+	else echo "headrace: npm is not installed: the dashboard is not available, everything else works"; fi
 
-# Rebuilds the Cython kernels in place, for people who work on them.
+# Rebuilds the Cython modules in place.
 build:
 	$(BIN)/python setup.py -q build_ext --inplace
 
@@ -53,7 +53,7 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_architecture.py tests/test_docs.py
 
-# Writes the reference tables of docs/ from the code; a test holds them up to date.
+# Regenerates the reference tables in docs/ from the code; a test checks that they are current.
 docs: install
 	$(BIN)/python tools/reference.py
 
@@ -61,7 +61,7 @@ docs: install
 site: install
 	$(BIN)/zensical build --clean --strict
 
-# The log by itself, with the scorecard; ONLY=amqp, kafka, spark, ... is one of the other modules of bench/.
+# Benchmarks the log alone; ONLY=amqp, kafka, spark, ... runs another module of bench/.
 bench: install
 	$(BIN)/python -m bench$(if $(ONLY),.$(ONLY)) $(if $(BASE),--base $(BASE))
 

@@ -241,6 +241,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.process
 def test_buffers_are_used_again_and_not_fetched_from_the_system_each_time() -> None:
     if "glibc" not in platform.libc_ver():
         pytest.skip("only glibc keeps its memory when it is told to")

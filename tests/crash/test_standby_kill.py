@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from pika.exceptions import AMQPError
 
 from headrace.client.admin import Client
-from headrace.pipelines.maintenance import Upkeep
+from headrace.pipelines.maintenance import TopicMaintenance
 from tests.broker_process import BrokerProcess
 from tests.listeners.amqp.running import patient_connection
 from tests.listing import listed
@@ -262,7 +262,7 @@ def _follow_and_change(client: Client, leader: BrokerProcess, standby: StandbyPr
     assert again["copied_bytes"] < whole - sealed // 2, "sealed segments were sent again"
 
     # Segments that another process rewrites and archives, retention, a topic that goes.
-    upkeep = Upkeep(url_of(leader), on="local")
+    upkeep = TopicMaintenance(url_of(leader), on="local")
     upkeep.recompress("t", "zstd")
     assert upkeep.tier("t").written
     upkeep.link.close()

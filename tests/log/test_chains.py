@@ -115,6 +115,7 @@ print(run([Step(file, [b"a" * 700, b"b" * 700], 0)], SyncFailure())[:2], os.fsta
 """
 
 
+@pytest.mark.process
 def test_a_short_write_is_completed_or_fails(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SHORT, str(tmp_path / "file")]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -364,6 +364,7 @@ BOMBS: dict[str, tuple[int, Callable[[], bytes]]] = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", BOMBS)
 def test_memory_stays_under_twice_the_limit(name: str, tmp_path: Path) -> None:
     """256 MB or more against a limit of 64 MB, in a process of its own so that the peak is that of the call."""

@@ -262,6 +262,7 @@ def test_random_changes_are_survived(guarded: GuardedBytes) -> None:
     assert outcomes["accepted"]
 
 
+@pytest.mark.process
 def test_the_guard_ends_a_process_that_reads_past_the_end() -> None:
     """Without this the tests above would prove nothing about over-reads."""
     program = (
