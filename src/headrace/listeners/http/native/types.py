@@ -53,6 +53,13 @@ class Page(TypedDict):
     next_offset: Offset
 
 
+class KeyPage(TypedDict):
+    """Last messages of a range of keys, and the percent-encoded key to continue from; null after the last page."""
+
+    messages: list[ReadMessage]
+    next: str | None
+
+
 class PartitionOffsets(TypedDict):
     """Start and end offset of a partition."""
 

@@ -87,6 +87,7 @@ def paths(config: Config) -> Description:
         **_status(),
         **_topics(),
         "/topics/{topic}/messages": {"parameters": [TOPIC], "post": _publish(), "get": _read(max_bytes)},
+        "/topics/{topic}/keys": {"parameters": [TOPIC], "get": _keys(max_bytes)},
         "/topics/{topic}/keys/{key}": {"parameters": [TOPIC, KEY], "get": _last_of_key()},
         "/topics/{topic}/stream": {"parameters": [TOPIC], "get": _stream()},
         "/topics/{topic}/partitions/{partition}/batches": {
@@ -217,6 +218,23 @@ def _read(max_bytes: Description) -> Description:
             max_bytes,
             WAIT,
             in_query("format", {"enum": ["json", "ndjson", "raw"]}, "Overrides the Accept header."),
+            ENCODING,
+        ],
+    )
+
+
+def _keys(max_bytes: Description) -> Description:
+    return operation(
+        "keys",
+        "Get the last messages of a range of keys, from a topic with key_index",
+        ok(types.KeyPage, "The messages, in the order of their keys' bytes. A page may be empty and have a next one."),
+        *(404, 409, 503),
+        parameters=[
+            in_query("from", TEXT, "First key: any bytes, percent-encoded. To continue, send `next` of the last page."),
+            in_query("to", TEXT, "End of the range; this key is not part of it."),
+            in_query("prefix", TEXT, "Only keys with this prefix."),
+            in_query("limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "Messages per page."),
+            max_bytes,
             ENCODING,
         ],
     )

@@ -65,6 +65,7 @@ ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
     ("GET", "/topics/{topic}/offsets", topics.offsets, enters),
     ("POST", "/topics/{topic}/messages", publish.publish, writes("topic")),
     ("GET", "/topics/{topic}/messages", read.read, reads("topic")),
+    ("GET", "/topics/{topic}/keys", read.keys, reads("topic")),
     ("GET", "/topics/{topic}/keys/{key}", read.last_of_key, reads("topic")),
     ("GET", "/topics/{topic}/stream", event_stream.stream, reads("topic")),
     ("GET", "/topics/{topic}/partitions/{partition}/batches", read.batches, reads("topic")),
