@@ -122,14 +122,19 @@ def get(
     from headrace.client.shapes import message_json
     from headrace.errors import NotFound
 
-    options = {"prefix": prefix, "start": start, "stop": stop}
-    given = {option: os.fsencode(value) for option, value in options.items() if value is not None}
-    if (key is None) == (not given) or (key is not None and limit is not None):
+    has_range = not (prefix is start is stop is None)
+    if (key is None) != has_range or (key is not None and limit is not None):
         raise InvalidInput("give a KEY, or a range with --prefix, --from or --to")
     out = sys.stdout.buffer
     with broker_client(url, config_file) as client:
         if key is None:
-            for found in islice(client.scan(name, **given), limit):
+            every = client.scan(
+                name,
+                prefix=os.fsencode(prefix or ""),
+                start=os.fsencode(start or ""),
+                stop=None if stop is None else os.fsencode(stop),
+            )
+            for found in islice(every, limit):
                 line = (found.key or b"") + b"\t" + (found.value or b"") + b"\n"
                 out.write(message_json(found, name) if as_json else line)
         else:
