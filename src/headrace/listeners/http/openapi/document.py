@@ -39,6 +39,8 @@ from headrace.wire.http.bodies import EVENTS, JSON, NDJSON, RAW
 from headrace.wire.http.messages import Message, ReadMessage
 
 CURSOR = in_path("cursor", NAME_OF_255, "Name of the cursor, at most 255 bytes.")
+QUEUE = in_path("queue", NAME, "The name of the queue.")
+VHOST = in_query("vhost", TEXT, "The virtual host of the queue; default `/`.")
 KEY = in_path("key", NAME, "The key: any bytes, percent-encoded.")
 WAIT = in_query(
     "wait",
@@ -94,6 +96,7 @@ def paths(config: Config) -> Description:
             "parameters": [TOPIC, PARTITION_IN_PATH],
             "get": _batches(max_bytes),
         },
+        **_queues(),
         **_cursors(),
         **bulk.paths(),
         **standby.paths(),
@@ -286,6 +289,21 @@ def _batches(max_bytes: Description) -> Description:
         description="The first batch may begin before the requested offset.",
         parameters=[FROM_OFFSET, FROM_TIME, max_bytes, WAIT, LOG, SEGMENT, GENERATION],
     )
+
+
+def _queues() -> Description:
+    settled = ok(types.Settled, "Settled, durably.")
+    errors = (404, 409, 503)
+    paths: Description = {}
+    for name, summary, answer, kind in (
+        ("receive", "Take messages from a queue", ok(types.ReceivedMessages, "Messages."), types.ReceiveRequest),
+        ("ack", "Remove received messages", settled, types.Receipt),
+        ("nack", "Return received messages to the queue, or dead-letter them", settled, types.Settlement),
+        ("extend", "Start the visibility timeout of received messages anew", settled, types.Extension),
+    ):
+        described = operation(name, summary, answer, *errors, *WRITING, requestBody=body(ref(kind)))
+        paths[f"/queues/{{queue}}/{name}"] = {"parameters": [QUEUE, VHOST], "post": described}
+    return paths
 
 
 def _cursors() -> Description:
