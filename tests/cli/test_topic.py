@@ -74,3 +74,13 @@ def test_status_shows_the_state_of_the_broker(broker: Broker) -> None:
     assert {s["name"] for s in answer["settings"]} >= {"segment_size", "durability"}
     lines = broker.said("status", "--settings").splitlines()
     assert "journal_files\t2\t3\tfrom the flag --journal-files" in lines
+
+
+def test_a_range_of_keys_is_printed_in_order(broker: Broker) -> None:
+    broker.said("topic", "add", "customers", "-c", "key_index=true")
+    for key, value in (("b-1", "one"), ("a-2", "two"), ("a-1", "old"), ("a-1", "new")):
+        broker.said("pub", "customers", value, "--key", key)
+    assert broker.said("topic", "get", "customers", "--prefix", "a-") == "a-1\tnew\na-2\ttwo\n"
+    assert broker.said("topic", "get", "customers", "--from", "a-2", "-n", "1") == "a-2\ttwo\n"
+    assert broker.said("topic", "get", "customers", "--to", "a-2") == "a-1\tnew\n"
+    assert broker.said("topic", "get", "customers", "a-1") == "new\n"

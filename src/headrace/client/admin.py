@@ -1,8 +1,9 @@
 """Administration over HTTP: topics, offsets and the status of a broker."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import quote
 
 from headrace.client.connection import Connection
 from headrace.client.exchange import DEFAULT_URL, Response, parse_url, path_of
@@ -14,10 +15,13 @@ from headrace.client.shapes import (
     encode,
     parse_found,
     parse_json,
+    parse_keys,
     parse_offsets,
     raise_for,
 )
 from headrace.errors import BrokerRefused, NotFound
+
+KEYS_PER_PAGE = 1_000
 
 
 class Client:
@@ -53,6 +57,27 @@ class Client:
             if isinstance(error.__cause__, BrokerRefused) and error.__cause__.code == "key_not_found":
                 return None
             raise
+
+    def scan(
+        self,
+        topic: str,
+        *,
+        prefix: str | bytes = b"",
+        start: str | bytes = b"",
+        stop: str | bytes | None = None,
+        page: int = KEYS_PER_PAGE,
+    ) -> Iterator[Message]:
+        """The last message of each key in a range, in the order of the keys' bytes. The topic needs a key index."""
+        fields = {"prefix": prefix, "from": start, "to": stop}
+        query = {name: quote(value, safe="") for name, value in fields.items() if value}
+        while True:
+            text = "&".join(f"{name}={value}" for name, value in query.items())
+            path = f"{path_of('topics', topic, 'keys')}?limit={page}&{text}"
+            found, after = parse_keys(self._connection.request("GET", path))
+            yield from found
+            if after is None:
+                return
+            query["from"] = after
 
     def create_topic(
         self, name: str, *, partitions: int | None = None, config: Mapping[str, object] | None = None

@@ -90,6 +90,11 @@ class _ReadAnswer(msgspec.Struct):
     next_offset: int
 
 
+class _KeysAnswer(msgspec.Struct):
+    messages: list[_ReadMessage]
+    next: str | None
+
+
 class _PublishAnswer(msgspec.Struct):
     messages: list[Published]
 
@@ -112,6 +117,7 @@ class _Problem(msgspec.Struct):
 _encoder = msgspec.json.Encoder()
 _read_answer = msgspec.json.Decoder(_ReadAnswer)
 _read_message = msgspec.json.Decoder(_ReadMessage)
+_keys_answer = msgspec.json.Decoder(_KeysAnswer)
 _publish_answer = msgspec.json.Decoder(_PublishAnswer)
 _offsets_answer = msgspec.json.Decoder(_OffsetsAnswer)
 _problem = msgspec.json.Decoder(_Problem)
@@ -203,6 +209,13 @@ def parse_found(response: Response) -> Message:
     """The message of a response with a single one."""
     raise_for(response)
     return _message(_decode(_read_message, response))
+
+
+def parse_keys(response: Response) -> tuple[list[Message], str | None]:
+    """The messages of a page of keys, and the percent-encoded key that the next page begins with."""
+    raise_for(response)
+    answer = _decode(_keys_answer, response)
+    return [_message(shape) for shape in answer.messages], answer.next
 
 
 class Draft(msgspec.Struct, frozen=True):

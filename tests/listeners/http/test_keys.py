@@ -1,5 +1,6 @@
 """The last message of a key, over HTTP and from the command line."""
 
+import base64
 import shutil
 from pathlib import Path
 from typing import Any
@@ -253,3 +254,75 @@ def test_the_python_client_finds_the_last_message(live: Live, topic: str) -> Non
         live.client.patch(f"/topics/{topic}", json={"config": {"key_index": "false"}}).raise_for_status()
         with pytest.raises(Conflict):
             client.last(topic, "a/b")
+
+
+# Ranges of keys.
+
+
+def pages(live: Live, topic: str, query: str) -> list[list[str]]:
+    """The values of each page, in order."""
+    found, after = [], ""
+    while True:
+        answer = live.client.get(f"/topics/{topic}/keys?{query}{after}")
+        answer.raise_for_status()
+        body = answer.json()
+        found.append([message["value"] for message in body["messages"]])
+        if body["next"] is None:
+            return found
+        after = f"&from={body['next']}"
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_range_of_keys_is_read_in_order_and_in_pages(live: Live, topic: str, partitions: int) -> None:
+    make(live, topic, partitions)
+    for life in "ab":
+        publish(live, topic, *({"key": f"k{number:02}", "value": f"{life}{number:02}"} for number in range(10)))
+    publish(live, topic, {"key": "j", "value": "before"}, {"key": "l", "value": "after"}, {"key": "k05", "value": None})
+    every = [f"b{number:02}" for number in range(10) if number != 5]
+    assert pages(live, topic, "prefix=k") == [every]
+    assert pages(live, topic, "prefix=k&limit=4") == [every[:4], every[4:8], every[8:]]
+    assert pages(live, topic, "") == [["before", *every, "after"]]
+    assert pages(live, topic, "to=k02") == [["before", "b00", "b01"]]
+    assert [value for page in pages(live, topic, "limit=2&to=k03") for value in page] == ["before", *every[:3]]
+    assert live.client.get(f"/topics/{topic}/keys?from=k08&to=l").json()["messages"][0]["key"] == "k08"
+    assert pages(live, topic, "from=x") == [[]]
+
+
+def test_a_range_of_keys_sees_everything_confirmed_before(live: Live, topic: str) -> None:
+    make(live, topic)
+    for number in range(20):
+        publish(live, topic, {"key": f"{number:02}", "value": str(number)})
+        assert pages(live, topic, "") == [[str(seen) for seen in range(number + 1)]]
+
+
+def test_keys_of_any_bytes_are_read_page_by_page(live: Live, topic: str) -> None:
+    make(live, topic)
+    keys = [b"", b"\x00", b"a&b=c", b"\xc3\xa9", b"\xfe", b"\xff", b"\xff\x00", b"\xff\xff\xff"]
+    for key in keys:
+        body = {"key": base64.b64encode(key).decode(), "value": "x", "encoding": {"key": "base64"}}
+        publish(live, topic, body)
+    with Client(live.base) as client:
+        assert [found.key for found in client.scan(topic, page=1)] == keys
+        assert [found.key for found in client.scan(topic, prefix=b"\xff")] == keys[5:]
+        assert [found.key for found in client.scan(topic, start=b"a", stop=b"\xfe")] == keys[2:4]
+        assert list(client.scan(topic, prefix="a", stop="a")) == []
+
+
+def test_a_page_of_keys_is_bounded_in_bytes_and_in_work(
+    live: Live, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(live, topic)
+    publish(live, topic, *({"key": f"k{number}", "value": "x" * 1000} for number in range(6)))
+    assert [len(page) for page in pages(live, topic, "max_bytes=2500")] == [3, 3]
+    monkeypatch.setattr(key_index, "SCANNED_MAX", 4)
+    publish(live, topic, *({"key": f"k{number}", "value": None} for number in range(5)))
+    assert pages(live, topic, "") == [[], ["x" * 1000]], "a page ends after as many keys, even if all were deleted"
+
+
+def test_keys_of_a_range_need_the_index_and_valid_parameters(live: Live, topic: str) -> None:
+    live.client.post("/topics", json={"name": topic}).raise_for_status()
+    answer = live.client.get(f"/topics/{topic}/keys?prefix=a")
+    assert answer.status_code == 409 and "key_index" in answer.json()["detail"]
+    for query in ("limit=0", "limit=1001", "prefx=a", "limit=%ff", "prefix=a&prefix=b"):
+        assert live.client.get(f"/topics/{topic}/keys?{query}").status_code == 400, query
+    assert live.client.get("/topics/nowhere/keys").status_code == 404

@@ -236,24 +236,30 @@ class Queue:
         self.lifetime.used()
         return self.dispatcher.get()
 
-    def add_consumer(self, consumer: Consumer) -> None:
+    def add_consumer(self, consumer: Consumer, *, is_subscription: bool = True) -> None:
+        """A consumer that is no subscription takes some messages and is removed: it does not keep an auto-delete queue
+        alive, nor does its end delete one."""
         is_shared = self.policy.single_active or len(self.consumers)
         if self.consumers.exclusive or (consumer.exclusive and is_shared):
             raise ExclusiveUse(f"queue '{self.name}' in vhost '{self.vhost.name}' in exclusive use")
-        self.lifetime.consumer_added()
+        if is_subscription:
+            self.lifetime.consumer_added()
         self.consumers.add(consumer)
         for view in self.views:
             view.reserve_past(view.next)
         self.wake()
 
-    def remove_consumer(self, consumer: Consumer) -> asyncio.Task[None] | None:
+    def remove_consumer(self, consumer: Consumer, *, is_subscription: bool = True) -> asyncio.Task[None] | None:
         """The task that deletes the queue, if it was an auto-delete queue's last consumer."""
         before = len(self.consumers)
         self.consumers.remove(consumer)
         self.lifetime.used()
         if before and not len(self.consumers):
             self.dispatcher.stop_waiting()
-            return self.lifetime.last_consumer_removed()
+            if is_subscription:
+                return self.lifetime.last_consumer_removed()
+            self.lifetime.deletion_cancelled()  # x-expires did not run meanwhile
+            return None
         self.wake()
         return None
 

@@ -193,9 +193,9 @@ class StreamQueue(Queue):
     def reader(self, consumer: Consumer) -> Reader:
         return self.dispatcher.reader(consumer)
 
-    def remove_consumer(self, consumer: Consumer) -> asyncio.Task[None] | None:
+    def remove_consumer(self, consumer: Consumer, *, is_subscription: bool = True) -> asyncio.Task[None] | None:
         self.dispatcher.remove(consumer)
-        return super().remove_consumer(consumer)
+        return super().remove_consumer(consumer, is_subscription=is_subscription)
 
     async def prepare_get(self) -> None:
         """`get` is refused: nothing to prepare."""

@@ -6,11 +6,11 @@ were made. The index is derived data: if it is lost or damaged, it is rebuilt fr
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from headrace.broker.streams.key_index_rocksdb import NOT_INSTALLED, Entry, KeyStore, is_installed
+from headrace.broker.streams.key_index_rocksdb import NOT_INSTALLED, Entry, KeyRange, KeyStore, is_installed
 from headrace.broker.streams.partition import Partition, Readable, when_loaded
 from headrace.broker.streams.read import PageReader, without_aborted
 from headrace.broker.streams.streams import Stream, Streams
@@ -37,6 +37,7 @@ PAUSE_S = 0.05  # between two passes over busy logs: fewer and larger writes
 LOOK_S = 2.0  # between two looks for new or changed topics
 RETRY_S = 30.0  # after an error
 WAIT_S = 10.0  # how long a look-up waits for the index to catch up
+SCANNED_MAX = 2_000  # keys per page of a range: bounds the work where most are tombstones
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -49,6 +50,13 @@ class KeyNotFound(NotFound):
 class KeyLookup(NamedTuple):
     partition: int
     record: Record
+
+
+class KeyPage(NamedTuple):
+    """The last messages of some keys, in the order of the keys."""
+
+    found: list[KeyLookup]
+    next_key: bytes | None  # where the next page starts; None after the last page
 
 
 class Stuck(NamedTuple):
@@ -111,23 +119,52 @@ class Keys:
 
     async def find(self, stream: Stream, key: bytes) -> KeyLookup:
         """The last message with this key; KeyNotFound if there is none, or if it is a tombstone."""
-        if not stream.settings.key_index:
-            raise Conflict(f"topic {stream.name!r} has no key index: set key_index to true for it")
-        if not is_installed():
-            raise Conflict(NOT_INSTALLED)
         partitions = list(stream.partitions)
         store = await self._up_to_date(stream, partitions)
-        offsets = await self._in(self._looking, lambda: [store.find(one.log.id, key) for one in partitions])
+        offsets = await self._in(self._looking, lambda: {one.log.id: store.find(one.log.id, key) for one in partitions})
+        last = await self._last(stream, partitions, key, offsets)
+        if last is None:
+            raise KeyNotFound(stream.name)
+        return last
+
+    async def scan(self, stream: Stream, keys: KeyRange, *, limit: int, bytes_max: int) -> KeyPage:
+        """The last message of each key in the range, without tombstones, in the order of the keys. A page ends after
+        `limit` messages, when it has `bytes_max`, or when many keys had none: an empty page may have a next one."""
+        partitions = list(stream.partitions)
+        store = await self._up_to_date(stream, partitions)
+        logs = [one.log.id for one in partitions]
+        found: list[KeyLookup] = []
+        scanned = 0
+        while scanned < SCANNED_MAX:
+            wanted = min(limit - len(found), SCANNED_MAX - scanned)
+            entries = await self._in(self._looking, store.scan, logs, keys, wanted + 1)
+            for entry in entries[:wanted]:
+                if bytes_max <= 0:
+                    return KeyPage(found, entry.key)
+                last = await self._last(stream, partitions, entry.key, entry.offsets)
+                if last is not None:
+                    found.append(last)
+                    bytes_max -= _size(last.record)
+            if len(entries) <= wanted:
+                return KeyPage(found, None)
+            scanned += wanted
+            keys = KeyRange(entries[wanted].key, keys.stop)
+            if len(found) == limit:
+                break
+        return KeyPage(found, keys.start)
+
+    async def _last(
+        self, stream: Stream, partitions: list[Partition], key: bytes, offsets: Mapping[int, int | None]
+    ) -> KeyLookup | None:
+        """None for a tombstone. A custom partitioner may have put the key into several partitions."""
         found = []
-        for partition, offset in zip(partitions, offsets, strict=True):
+        for partition in partitions:
+            offset = offsets.get(partition.log.id)
             record = None if offset is None else await self._record(stream, partition, offset)
             if record is not None and record.key == key:
                 found.append(KeyLookup(partition.number, record))
-        # A custom partitioner may have put the key into several partitions.
         last = max(found, key=lambda one: (one.record.timestamp, one.partition), default=None)
-        if last is None or last.record.value is None:
-            raise KeyNotFound(stream.name)
-        return last
+        return None if last is None or last.record.value is None else last
 
     async def _record(self, stream: Stream, partition: Partition, offset: int) -> Record | None:
         try:
@@ -137,6 +174,11 @@ class Keys:
         return page.records[0] if page.records and page.records[0].offset == offset else None
 
     async def _up_to_date(self, stream: Stream, partitions: list[Partition]) -> KeyStore:
+        """The index, once it has everything that is visible now."""
+        if not stream.settings.key_index:
+            raise Conflict(f"topic {stream.name!r} has no key index: set key_index to true for it")
+        if not is_installed():
+            raise Conflict(NOT_INSTALLED)
         wanted = {one.log.id: one.stable_end for one in partitions}
         loop = asyncio.get_running_loop()
         deadline = loop.time() + WAIT_S
@@ -281,6 +323,12 @@ class Keys:
 
     async def _in(self, threads: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         return await asyncio.get_running_loop().run_in_executor(threads, lambda: work(*args, **named))
+
+
+def _size(record: Record) -> int:
+    return (
+        len(record.key or b"") + len(record.value or b"") + sum(len(name) + len(v or b"") for name, v in record.headers)
+    )
 
 
 def _entries(chunk: Chunk, aborted: Aborts, start: int, end: int, decompressed_bytes_max: int) -> list[Entry]:

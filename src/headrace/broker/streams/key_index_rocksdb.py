@@ -5,10 +5,13 @@ journaled: entries that a crash loses are read from the log again. Entries and t
 a crash the index is always that of some earlier end.
 """
 
+import heapq
 import logging
 import shutil
 from collections.abc import Iterator, Sequence
-from typing import Any
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from headrace.errors import Conflict
 
@@ -23,6 +26,29 @@ KEY, END = b"k", b"w"
 NOT_INSTALLED = "a key index needs rocksdict: pip install 'headrace[keys]'"
 
 Entry = tuple[bytes, int]  # a key, and the offset of its last record
+
+
+class KeyRange(NamedTuple):
+    """Keys from `start` up to but not including `stop`, in the order of their bytes. None: to the last key."""
+
+    start: bytes = b""
+    stop: bytes | None = None
+
+    @classmethod
+    def of_prefix(cls, prefix: bytes) -> "KeyRange":
+        kept = prefix.rstrip(b"\xff")  # no key with the prefix is smaller than the next larger prefix
+        return cls(prefix, kept[:-1] + bytes((kept[-1] + 1,)) if kept else None)
+
+    def within(self, other: "KeyRange") -> "KeyRange":
+        stops = [stop for stop in (self.stop, other.stop) if stop is not None]
+        return KeyRange(max(self.start, other.start), min(stops, default=None))
+
+
+class KeyEntry(NamedTuple):
+    """A key, and where its last record is in each log that has one."""
+
+    key: bytes
+    offsets: dict[int, int]  # by log id
 
 
 def is_installed() -> bool:
@@ -60,6 +86,20 @@ class KeyStore:
     def find(self, log_id: int, key: bytes) -> int | None:
         found = self._db.get(KEY + _prefix(log_id) + key)
         return None if found is None else _number(found)
+
+    def scan(self, log_ids: Sequence[int], keys: KeyRange, count_max: int) -> list[KeyEntry]:
+        """The first keys of a range over several logs, in order."""
+        every = heapq.merge(*(self._entries(log_id, keys) for log_id in log_ids))
+        grouped = groupby(every, itemgetter(0))
+        return [
+            KeyEntry(key, {log_id: offset for _, log_id, offset in found}) for key, found in islice(grouped, count_max)
+        ]
+
+    def _entries(self, log_id: int, keys: KeyRange) -> Iterator[tuple[bytes, int, int]]:
+        prefix = KEY + _prefix(log_id)
+        stop = _after(prefix) if keys.stop is None else prefix + keys.stop
+        for key, value in self._from(prefix + keys.start, stop):
+            yield key[len(prefix) :], log_id, _number(value)
 
     def put(self, log_id: int, entries: Sequence[Entry], end: int) -> None:
         """Add entries in the order of the log; the last one of a key wins."""

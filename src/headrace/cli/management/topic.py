@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -90,27 +91,58 @@ def info(name: str, as_json: bool, url: str | None, config_file: Path | None) ->
 
 @topic.command("get")
 @click.argument("name")
-@click.argument("key")
+@click.argument("key", required=False)
+@click.option("--prefix", metavar="TEXT", help="Print the last message of every key that begins with TEXT.")
+@click.option("--from", "start", metavar="KEY", help="Print the last message of every key from KEY on.")
+@click.option("--to", "stop", metavar="KEY", help="End of the range; KEY is not part of it.")
+@click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="Print at most N messages of a range.")
 @click.option("-J", "--json", "as_json", is_flag=True, help="Print a JSON object: key, value, headers, offset...")
 @url_option
-def get(name: str, key: str, as_json: bool, url: str | None, config_file: Path | None) -> None:
-    """Print the last message with KEY of topic NAME.
+def get(
+    name: str,
+    key: str | None,
+    prefix: str | None,
+    start: str | None,
+    stop: str | None,
+    limit: int | None,
+    as_json: bool,
+    url: str | None,
+    config_file: Path | None,
+) -> None:
+    """Print the last message with KEY of topic NAME, or the last messages of a range of keys.
 
-    Exits with 4 if there is none. The topic needs the setting key_index.
+    A message of a range is printed as key, tab and value, in the order of the keys' bytes. Exits with 4 if there is no
+    message with KEY. The topic needs the setting key_index.
 
     \b
     headrace topic set customers key_index=true
     headrace topic get customers customer-7
+    headrace topic get customers --prefix customer-
     """
     from headrace.client.shapes import message_json
     from headrace.errors import NotFound
 
+    has_range = not (prefix is start is stop is None)
+    if (key is None) != has_range or (key is not None and limit is not None):
+        raise InvalidInput("give a KEY, or a range with --prefix, --from or --to")
+    out = sys.stdout.buffer
     with broker_client(url, config_file) as client:
-        found = client.last(name, os.fsencode(key))
-    if found is None:
-        raise NotFound(f"topic {name!r} has no message with key {key!r}")
-    sys.stdout.buffer.write(message_json(found, name) if as_json else (found.value or b"") + b"\n")
-    sys.stdout.buffer.flush()
+        if key is None:
+            every = client.scan(
+                name,
+                prefix=os.fsencode(prefix or ""),
+                start=os.fsencode(start or ""),
+                stop=None if stop is None else os.fsencode(stop),
+            )
+            for found in islice(every, limit):
+                line = (found.key or b"") + b"\t" + (found.value or b"") + b"\n"
+                out.write(message_json(found, name) if as_json else line)
+        else:
+            last = client.last(name, os.fsencode(key))
+            if last is None:
+                raise NotFound(f"topic {name!r} has no message with key {key!r}")
+            out.write(message_json(last, name) if as_json else (last.value or b"") + b"\n")
+    out.flush()
 
 
 @topic.command("set")

@@ -2,18 +2,20 @@
 
 import asyncio
 from base64 import b64encode
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.broker.streams.key_index_rocksdb import KeyRange
 from headrace.broker.streams.partition import Partition, Readable, when_loaded
 from headrace.broker.streams.read import Page
 from headrace.broker.streams.streams import Stream
 from headrace.errors import InvalidInput, NotAcceptable, SegmentGone, StreamNotFound
 from headrace.listeners.http.native.segments import partition_of
 from headrace.listeners.http.native.topics import topic_of
+from headrace.listeners.http.native.types import KeyPage as KeyPageBody
 from headrace.listeners.http.native.types import Page as PageBody
 from headrace.listeners.http.server.authorization import Allowance
 from headrace.listeners.http.server.context import ChunkedResponse, HttpContext, json_response
@@ -24,6 +26,7 @@ from headrace.wire.http import bodies, messages
 
 LIMIT = 1_000
 LIMIT_MAX = 10_000
+KEYS, KEYS_MAX = 100, 1_000  # each message may be in a batch of its own
 BYTES = 1 << 20
 NEXT_OFFSET = "headrace-next-offset"
 FORMATS = {"json": bodies.JSON, "ndjson": bodies.NDJSON, "raw": bodies.RAW}
@@ -62,6 +65,28 @@ async def last_of_key(site: HttpContext, request: Request) -> Response:
     found = await site.broker.keys.find(topic_of(site, request), key)
     site.stats.messages_out += 1
     answer = json_response(messages.render(found.partition, found.record, binary=binary))
+    site.stats.bytes_out += len(answer.body)
+    return answer
+
+
+async def keys(site: HttpContext, request: Request) -> Response:
+    """The last messages of a range of keys, in the order of the keys' bytes."""
+    query = Query(request, "from", "to", "prefix", "limit", "max_bytes", "encoding", octets=("from", "to", "prefix"))
+    binary = query.choice("encoding", "text", "base64") == "base64"
+    limit = query.integer("limit", least=1, most=KEYS_MAX) or KEYS
+    bytes_max = page_bytes(site, query)
+    wanted = KeyRange(query.octets("from") or b"", query.octets("to"))
+    prefix = query.octets("prefix")
+    if prefix is not None:
+        wanted = wanted.within(KeyRange.of_prefix(prefix))
+    request.state.share.take(bytes_max)
+    page = await site.broker.keys.scan(topic_of(site, request), wanted, limit=limit, bytes_max=bytes_max)
+    site.stats.messages_out += len(page.found)
+    body: KeyPageBody = {
+        "messages": [messages.render(one.partition, one.record, binary=binary) for one in page.found],
+        "next": None if page.next_key is None else quote_from_bytes(page.next_key, safe=""),
+    }
+    answer = json_response(body)
     site.stats.bytes_out += len(answer.body)
     return answer
 

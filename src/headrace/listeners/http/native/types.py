@@ -15,6 +15,8 @@ from headrace.broker.streams.streams import TOPIC_NAME
 from headrace.listeners.http.server.requests import RequestBody
 from headrace.wire.http.messages import OFFSET_MAX, PARTITION_MAX, Offset, PartitionNumber, ReadMessage, TimestampMs
 
+RECEIVE_MAX = 1_000
+VISIBILITY_MS_MAX = 12 * 3600 * 1000
 CURSOR_AGE_MS_MAX = 100 * 366 * 24 * 3600 * 1000
 LEASE_MS_MAX = 24 * 3600 * 1000
 LEASE_SEGMENTS_MAX = SEGMENTS_MAX
@@ -51,6 +53,91 @@ class Page(TypedDict):
 
     messages: list[ReadMessage]
     next_offset: Offset
+
+
+class KeyPage(TypedDict):
+    """Last messages of a range of keys, and the percent-encoded key to continue from; null after the last page."""
+
+    messages: list[ReadMessage]
+    next: str | None
+
+
+# Queues
+
+
+VisibilityMs = Annotated[
+    int,
+    Meta(
+        ge=0,
+        le=VISIBILITY_MS_MAX,
+        description="Milliseconds until a message without an ack returns to the queue, from now on.",
+    ),
+]
+
+
+class ReceiveRequest(RequestBody):
+    """How many messages to take from a queue, and for how long."""
+
+    EXAMPLE = '{"count": 10, "wait_ms": 5000, "visibility_timeout_ms": 30000}'
+
+    count: Annotated[int, Meta(ge=1, le=RECEIVE_MAX, description="At most this many messages.")] = 1
+    wait_ms: Annotated[int, Meta(ge=0, le=VISIBILITY_MS_MAX, description="How long to wait for the first message.")] = 0
+    visibility_timeout_ms: VisibilityMs = 30_000
+
+
+ReceiptNames = Annotated[list[str], Meta(min_length=1, max_length=RECEIVE_MAX)]
+
+
+class Receipt(RequestBody):
+    """Receipts of messages to remove from the queue."""
+
+    EXAMPLE = '{"receipts": ["mFAV9Jj9ZqKdS8Y3iXQb8A"]}'
+
+    receipts: ReceiptNames
+
+
+class Settlement(RequestBody):
+    """Receipts of messages that were not processed."""
+
+    EXAMPLE = '{"receipts": ["mFAV9Jj9ZqKdS8Y3iXQb8A"], "requeue": false}'
+
+    receipts: ReceiptNames
+    requeue: Annotated[bool, Meta(description="Return the messages to the queue; false dead-letters them.")] = True
+
+
+class Extension(RequestBody):
+    """Receipts of messages that need more time."""
+
+    EXAMPLE = '{"receipts": ["mFAV9Jj9ZqKdS8Y3iXQb8A"], "visibility_timeout_ms": 60000}'
+
+    receipts: ReceiptNames
+    visibility_timeout_ms: VisibilityMs
+
+
+class ReceivedMessage(TypedDict):
+    """A message of a queue. It is in flight until its receipt is settled or its visibility timeout has passed."""
+
+    receipt: str
+    redelivered: bool
+    exchange: str
+    routing_key: str
+    timestamp: TimestampMs
+    properties: dict[str, Any]
+    value: str
+    encoding: NotRequired[dict[Literal["value"], Literal["base64"]]]
+
+
+class ReceivedMessages(TypedDict):
+    """Messages of a queue; none if there were none in time."""
+
+    messages: list[ReceivedMessage]
+
+
+class Settled(TypedDict):
+    """How many receipts were settled, and which were not: expired, settled before, or of another queue."""
+
+    done: Count
+    unknown: list[str]
 
 
 class PartitionOffsets(TypedDict):

@@ -39,6 +39,8 @@ from headrace.wire.http.bodies import EVENTS, JSON, NDJSON, RAW
 from headrace.wire.http.messages import Message, ReadMessage
 
 CURSOR = in_path("cursor", NAME_OF_255, "Name of the cursor, at most 255 bytes.")
+QUEUE = in_path("queue", NAME, "The name of the queue.")
+VHOST = in_query("vhost", TEXT, "The virtual host of the queue; default `/`.")
 KEY = in_path("key", NAME, "The key: any bytes, percent-encoded.")
 WAIT = in_query(
     "wait",
@@ -87,12 +89,14 @@ def paths(config: Config) -> Description:
         **_status(),
         **_topics(),
         "/topics/{topic}/messages": {"parameters": [TOPIC], "post": _publish(), "get": _read(max_bytes)},
+        "/topics/{topic}/keys": {"parameters": [TOPIC], "get": _keys(max_bytes)},
         "/topics/{topic}/keys/{key}": {"parameters": [TOPIC, KEY], "get": _last_of_key()},
         "/topics/{topic}/stream": {"parameters": [TOPIC], "get": _stream()},
         "/topics/{topic}/partitions/{partition}/batches": {
             "parameters": [TOPIC, PARTITION_IN_PATH],
             "get": _batches(max_bytes),
         },
+        **_queues(),
         **_cursors(),
         **bulk.paths(),
         **standby.paths(),
@@ -222,6 +226,23 @@ def _read(max_bytes: Description) -> Description:
     )
 
 
+def _keys(max_bytes: Description) -> Description:
+    return operation(
+        "keys",
+        "Get the last messages of a range of keys, from a topic with key_index",
+        ok(types.KeyPage, "The messages, in the order of their keys' bytes. A page may be empty and have a next one."),
+        *(404, 409, 503),
+        parameters=[
+            in_query("from", TEXT, "First key: any bytes, percent-encoded. To continue, send `next` of the last page."),
+            in_query("to", TEXT, "End of the range; this key is not part of it."),
+            in_query("prefix", TEXT, "Only keys with this prefix."),
+            in_query("limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "Messages per page."),
+            max_bytes,
+            ENCODING,
+        ],
+    )
+
+
 def _last_of_key() -> Description:
     return operation(
         "lastOfKey",
@@ -268,6 +289,21 @@ def _batches(max_bytes: Description) -> Description:
         description="The first batch may begin before the requested offset.",
         parameters=[FROM_OFFSET, FROM_TIME, max_bytes, WAIT, LOG, SEGMENT, GENERATION],
     )
+
+
+def _queues() -> Description:
+    settled = ok(types.Settled, "Settled, durably.")
+    errors = (404, 409, 503)
+    paths: Description = {}
+    for name, summary, answer, kind in (
+        ("receive", "Take messages from a queue", ok(types.ReceivedMessages, "Messages."), types.ReceiveRequest),
+        ("ack", "Remove received messages", settled, types.Receipt),
+        ("nack", "Return received messages to the queue, or dead-letter them", settled, types.Settlement),
+        ("extend", "Start the visibility timeout of received messages anew", settled, types.Extension),
+    ):
+        described = operation(name, summary, answer, *errors, *WRITING, requestBody=body(ref(kind)))
+        paths[f"/queues/{{queue}}/{name}"] = {"parameters": [QUEUE, VHOST], "post": described}
+    return paths
 
 
 def _cursors() -> Description:

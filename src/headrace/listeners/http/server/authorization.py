@@ -155,9 +155,9 @@ async def dispatch(site: HttpContext, handlers: Handlers, always_authenticate: b
         state["caller"] = site.gate.anonymous(request.scope)
     else:
         state["caller"] = admit(site, need, request)
+    state["still_allowed"] = functools.partial(_check_again, site, need, always_authenticate, request)
     if request.method not in READ_METHODS:
         return await handler(site, request)
-    state["still_allowed"] = functools.partial(_check_again, site, need, always_authenticate, request)
     response = await handler(site, request)
     _take_budget(response, state["share"])
     return response

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.broker.access.protected_mode import ProtectedMode
 from headrace.broker.broker import Broker
 from headrace.broker.metrics.counters import ListenerStats
+from headrace.broker.queues.receipts import Receipts
 from headrace.config import Config
 from headrace.listeners.http.management.rates import Rates
 from headrace.listeners.http.server.authentication import HttpGate
@@ -31,6 +32,7 @@ class HttpContext:
         protected_mode = ProtectedMode(broker.users, is_enabled=self.config.protected_mode)
         self.gate = HttpGate(broker.users, protected_mode, broker.clock.monotonic)
         self.rates = Rates()
+        self.receipts = Receipts(asyncio.get_running_loop())
         wanted = max(BUDGET_BYTES_MIN, 2 * self.config.request_bytes_max)
         self.budget = Budget(min(wanted, broker.pressure.limits.memory_bytes // BUDGET_PART))
         self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -42,6 +44,7 @@ class HttpContext:
 
     def stop(self) -> None:
         """Ends long polls and event streams; other requests continue."""
+        self.receipts.close()
         if not self.stopping.done():
             self.stopping.set_result(None)
 

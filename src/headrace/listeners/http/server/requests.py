@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, ParamSpec, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
@@ -57,12 +57,15 @@ class Query:
     """Query parameters. Unknown ones are refused, so that a typo is noticed, except with `ignore_unknown`, for clients
     of another product's API that send more parameters than we know."""
 
-    def __init__(self, request: Request, *known: str, ignore_unknown: bool = False) -> None:
+    def __init__(self, request: Request, *known: str, octets: Sequence[str] = (), ignore_unknown: bool = False) -> None:
+        """`octets` names the known parameters whose values are any bytes, percent-encoded."""
         text = request.scope["query_string"]
         try:
             pairs = parse_qsl(
-                text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=PARAMETERS_MAX
+                text.decode("ascii"), keep_blank_values=True, errors="surrogateescape", max_num_fields=PARAMETERS_MAX
             )
+            for name, value in pairs:
+                (name if name in octets else name + value).encode()
         except ValueError:
             raise InvalidInput(f"the query string must be at most {PARAMETERS_MAX} name=value pairs in UTF-8") from None
         self._pairs = pairs
@@ -80,6 +83,10 @@ class Query:
 
     def text(self, name: str) -> str | None:
         return self._values.get(name)
+
+    def octets(self, name: str) -> bytes | None:
+        value = self._values.get(name)
+        return None if value is None else value.encode("utf-8", "surrogateescape")
 
     def texts(self, name: str) -> list[str]:
         """All values of a parameter that may be repeated."""
