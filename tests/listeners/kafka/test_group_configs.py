@@ -10,7 +10,7 @@ from headrace.broker.groups.consumer.group import Heartbeat
 from headrace.broker.groups.member_budget import MemberBudget
 from headrace.broker.groups.share.groups import ShareGroups
 from headrace.clock import ManualClock
-from headrace.listeners.kafka.admin.configs import GROUP, SOURCE_DEFAULT, TOPIC
+from headrace.listeners.kafka.admin.config_types import GROUP, SOURCE_DEFAULT, TOPIC
 from headrace.listeners.kafka.errors import Code
 from headrace.listeners.kafka.groups.configs import FIXED, SETTINGS
 from headrace.record import codec as records

@@ -25,7 +25,6 @@ BUDGET_PART = 4  # at most one part in 4 of the memory limit
 class HttpContext:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self.config: Config = broker.config
         self.stats: ListenerStats = broker.stats.listener("http")
         self.gate = HttpGate(broker.users, broker.clock.monotonic)
         self.rates = Rates()
@@ -33,6 +32,11 @@ class HttpContext:
         self.budget = Budget(min(wanted, broker.pressure.limits.memory_bytes // BUDGET_PART))
         self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.addresses: dict[str, list[str]] = {}  # of every listener, for GET /status
+
+    @property
+    def config(self) -> Config:
+        """The present configuration: some settings can change at run time."""
+        return self.broker.config
 
     @property
     def listeners_with_tls(self) -> list[str]:

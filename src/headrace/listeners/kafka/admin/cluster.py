@@ -5,7 +5,7 @@ from typing import Any
 
 from headrace.broker.streams.streams import Stream
 from headrace.errors import HeadraceError
-from headrace.listeners.kafka.admin.configs import BROKER, GROUP, TOPIC
+from headrace.listeners.kafka.admin.config_types import BROKER, GROUP, TOPIC
 from headrace.listeners.kafka.auth.access import operations_on_cluster
 from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.errors import Code, code_of
