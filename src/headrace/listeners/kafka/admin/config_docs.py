@@ -7,7 +7,9 @@ NO_EFFECT = (
     "Stored and returned as set, but has no effect: this broker has no replicas, syncs before it confirms and keeps "
     "records in its data folder."
 )
-AS_IT_CHANGES = "Accepted, but has no effect: assignments are computed whenever members or topics change."
+AS_IT_CHANGES = (
+    "Stored and returned as set, but has no effect: assignments are computed whenever members or topics change."
+)
 
 # Texts where Kafka's terms differ from those of the broker's setting; all others use the setting's help text.
 TOPIC = {
