@@ -60,7 +60,7 @@ class Broker:
 
     def __init__(self, config: Config, clock: Clock, storage: Storage, streams: Streams) -> None:
         """`streams` has loaded the catalog and is attached to the storage's shard here."""
-        self.config = config
+        self.config = streams.defaults.config
         self.clock = clock
         self.storage = storage
         self.streams = streams
@@ -68,6 +68,11 @@ class Broker:
         self.clients = Clients()
         self.is_stopping = False
         streams.attach(storage.shard)
+
+        def use(changed: Config) -> None:
+            self.config = changed
+
+        streams.defaults.on_change(use)
         self.pressure = Pressure(storage.shard, config, clock, storage.disk)
         self._make_streams()
         self._make_sinks()

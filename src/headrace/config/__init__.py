@@ -29,6 +29,7 @@ from headrace.config.units import (
     parse_duration,
     parse_size,
 )
+from headrace.log.settings import StreamSettings
 
 __all__ = [
     "CONFIG_FILE",
@@ -42,6 +43,7 @@ __all__ = [
     "InForce",
     "InvalidSetting",
     "Setting",
+    "StreamSettings",
     "find",
     "format_duration",
     "format_size",

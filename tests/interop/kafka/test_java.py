@@ -136,3 +136,61 @@ def test_a_java_admin_that_asks_what_settings_mean_is_told(broker: KafkaBroker, 
         assert {explained for wanted, _, explained in said if wanted == "false"} == {"false"}, kind
         assert [setting for wanted, setting, explained in said if (wanted, explained) == ("true", "false")] == [], kind
         assert len(said) > 20, kind
+
+
+def test_the_topic_tool_describes_a_topic_by_its_id(tool: Tool, name: Name) -> None:
+    """The client sends the id with an empty name, which was answered with INVALID_TOPIC_EXCEPTION."""
+    topic = name("t")
+    tool(TOPICS, "--create", "--topic", topic, "--partitions", "2")
+    described = tool(TOPICS, "--describe", "--topic", topic)
+    topic_id = described.split("TopicId: ")[1].split()[0]
+    by_id = tool(TOPICS, "--describe", "--topic-id", topic_id)
+    assert by_id.splitlines()[0] == described.splitlines()[0]
+    assert len(by_id.splitlines()) == 3, "the topic and its partitions"
+
+
+def test_a_java_consumer_that_subscribes_by_pattern_reads_all_matching_topics(
+    broker: KafkaBroker, tool: Tool, name: Name
+) -> None:
+    """It looks up the names of its topics by id. It never had an assignment and sent thousands of requests a second."""
+    prefix = name("t")
+    for number in range(2):
+        tool(PRODUCE, "--topic", f"{prefix}-{number}", stdin=f"value {number}\n")
+    program = str(Path(__file__).parent / "PatternConsumer.java")
+    read = run_java(kafka_tools(), program, broker.address, name("g"), f"{prefix}-.*", "2")
+    assert sorted(read.splitlines()) == ["value 0", "value 1"]
+
+
+def test_the_feature_tool_shows_the_features_of_kafka(tool: Tool) -> None:
+    lines = tool(f"{TOOLS}.FeatureCommand", "describe").splitlines()
+    found = {
+        line.split()[1]: line.split("FinalizedVersionLevel: ")[1].split()[0] for line in lines if "Feature:" in line
+    }
+    assert found == {
+        "group.version": "1",
+        "metadata.version": "4.3-IV0",
+        "share.version": "1",
+        "transaction.version": "2",
+    }
+
+
+def test_the_config_tool_changes_the_defaults_of_topics(own_broker: KafkaBroker, name: Name) -> None:
+    """Every change was refused. A change is kept before it is answered, so that a kill does not undo it."""
+    topic = name("t")
+
+    def tool(command: str, *arguments: str) -> str:
+        return run_java(kafka_tools(), command, "--bootstrap-server", own_broker.address, *arguments)
+
+    tool(TOPICS, "--create", "--topic", topic)
+    of_cluster, of_node = (
+        ("--entity-type", "brokers", "--entity-default"),
+        ("--entity-type", "brokers", "--entity-name", "1"),
+    )
+    tool(CONFIGS, "--alter", *of_cluster, "--add-config", "log.retention.ms=123456")
+    tool(CONFIGS, "--alter", *of_node, "--add-config", "message.max.bytes=200000")
+    own_broker.kill()
+    own_broker.start()
+    assert "log.retention.ms=123456" in tool(CONFIGS, "--describe", *of_cluster)
+    assert "message.max.bytes=200000" in tool(CONFIGS, "--describe", *of_node)
+    shown = tool(CONFIGS, "--describe", "--entity-type", "topics", "--entity-name", topic, "--all")
+    assert "retention.ms=123456" in shown and "max.message.bytes=200000" in shown

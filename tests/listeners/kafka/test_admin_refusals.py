@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headrace.listeners.kafka.admin.configs import APPEND, DELETE, GROUP, SUBTRACT, TOPIC
+from headrace.listeners.kafka.admin.config_types import APPEND, DELETE, GROUP, SUBTRACT, TOPIC
 from headrace.listeners.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.schema import NO_UUID
@@ -120,9 +120,9 @@ async def test_validate_only_returns_the_configs_of_the_new_topic(world: World, 
     answer = await create(client, ("retention.ms", "5000"), ("compression.type", "producer"))
     told = {one.name: (one.value, one.config_source) for one in answer.configs}
     assert told["retention.ms"] == ("5000", 1)
-    assert told["compression.type"][0] == "producer"
+    assert told["compression.type"] == ("producer", 1)
     assert world.broker.streams.find("new") is None
-    made = await create(client, ("retention.ms", "5000"), validate_only=False)
+    made = await create(client, ("retention.ms", "5000"), ("compression.type", "producer"), validate_only=False)
     assert {one.name: (one.value, one.config_source) for one in made.configs} == told
 
 

@@ -5,6 +5,7 @@ import struct
 import tracemalloc
 from typing import Any
 
+import cramjam
 import pytest
 
 from headrace.listeners.kafka.errors import Code
@@ -15,6 +16,7 @@ from headrace.record.layout import (
     CRC_AT,
     LAST_OFFSET_DELTA_AT,
     LENGTH_AT,
+    LZ4,
     MAGIC_AT,
     MAX_TIMESTAMP_AT,
     RECORDS_AT,
@@ -168,6 +170,42 @@ async def test_an_invalid_batch_gets_kafkas_code_and_the_connection_stays_open(
     assert (await client.produce("t", data)).error_code == code
     assert world.broker.streams.get("t").partitions[0].end_offset == end, "nothing of it was stored"
     assert (await client.produce("t", batch(b"fine"))).error_code == 0
+
+
+SKIPPABLE_FRAME = struct.pack("<II", 0x184D2A50, 5) + b"hello"
+
+
+def lz4_frame(data: bytes, *, linked: bool = False) -> bytes:
+    frame = cramjam.lz4.Compressor(level=1, content_checksum=False, block_linked=linked)
+    frame.compress(data)
+    return bytes(frame.finish())
+
+
+def lz4_batch(*frames: bytes) -> bytes:
+    data = bytearray(batch(b"one" * 50, b"two" * 50))[:RECORDS_AT] + b"".join(frames)
+    data[ATTRIBUTES_AT : ATTRIBUTES_AT + 2] = struct.pack(">h", LZ4)
+    data[LENGTH_AT : LENGTH_AT + 4] = struct.pack(">i", len(data) - LENGTH_AT - 4)
+    data[CRC_AT : CRC_AT + 4] = crc32c(data[CRC_AT + 4 :]).to_bytes(4, "big")
+    return bytes(data)
+
+
+async def test_lz4_data_that_java_and_librdkafka_cannot_read_is_refused(world: World, client: Client) -> None:
+    """Was stored. Java's consumer then ended with an exception, and librdkafka's delivered none of the records."""
+    whole = bytes(batch(b"one" * 50, b"two" * 50))[RECORDS_AT:]
+    frame, half = lz4_frame(whole), len(whole) // 2
+    partition = world.broker.streams.get("t").partitions[0]
+    end = partition.end_offset
+    for frames in (
+        (lz4_frame(whole[:half]), lz4_frame(whole[half:])),
+        (SKIPPABLE_FRAME, frame),
+        (lz4_frame(b""), frame),
+        (frame, SKIPPABLE_FRAME),
+        (frame, lz4_frame(b"")),
+        (lz4_frame(whole, linked=True),),
+    ):
+        assert (await client.produce("t", lz4_batch(*frames))).error_code == Code.INVALID_RECORD
+    assert partition.end_offset == end, "nothing of it was stored"
+    assert (await client.produce("t", lz4_batch(frame))).error_code == 0
 
 
 async def test_a_missing_key_is_reported_even_if_later_records_are_invalid(world: World, client: Client) -> None:

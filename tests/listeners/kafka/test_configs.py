@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest_asyncio
 
-from headrace.listeners.kafka.admin.configs import APPEND, BROKER, CLIENT_METRICS, GROUP, SUBTRACT, TOPIC
+from headrace.listeners.kafka.admin.config_types import APPEND, BROKER, CLIENT_METRICS, GROUP, SUBTRACT, TOPIC
 from headrace.listeners.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
 from tests.listeners.kafka.world import Client, World, world_at

@@ -10,9 +10,9 @@ from headrace.broker.groups.consumer.group import Heartbeat
 from headrace.broker.groups.member_budget import MemberBudget
 from headrace.broker.groups.share.groups import ShareGroups
 from headrace.clock import ManualClock
-from headrace.listeners.kafka.admin.configs import GROUP, SOURCE_DEFAULT, TOPIC
+from headrace.listeners.kafka.admin.config_types import GROUP, SOURCE_DEFAULT, TOPIC
 from headrace.listeners.kafka.errors import Code
-from headrace.listeners.kafka.groups.configs import FIXED, SETTINGS
+from headrace.listeners.kafka.groups.configs import SETTINGS
 from headrace.record import codec as records
 from headrace.wire.kafka.apis import Api
 from tests.broker.group_world import ManualTimers
@@ -34,7 +34,7 @@ async def configured(client: Client) -> dict[str, str]:
     """The configs that differ from the defaults."""
     asked = [{"resource_type": GROUP, "resource_name": "s", "configuration_keys": None}]
     [answer] = (await client.call(Api.DESCRIBE_CONFIGS, 4, resources=asked)).results
-    assert len(answer.configs) == len(SETTINGS) + len(FIXED)
+    assert len(answer.configs) == len(SETTINGS)
     return {one.name: one.value for one in answer.configs if one.config_source != SOURCE_DEFAULT}
 
 
@@ -175,15 +175,19 @@ def test_a_consumer_group_member_expires_after_the_groups_session_timeout() -> N
     assert not world.groups.consumer("g").members
 
 
-async def test_assignment_configs_are_accepted_and_change_nothing(tmp_path: Path) -> None:
-    """Tools that set them on every group work; assignments are computed whenever something changes."""
+async def test_assignment_configs_are_returned_as_set_and_change_nothing(tmp_path: Path) -> None:
+    """They were described as defaults, so tools that compare configs set them again and again. Assignments are computed
+    whenever something changes."""
+    told = {f"{kind}_assignment_interval_ms": "1000" for kind in ("consumer", "share")}
+    told |= {f"{kind}_assignor_offload_enable": "true" for kind in ("consumer", "share")}
+    shown = {name.replace("_", "."): value for name, value in told.items()}
     async with world_at(tmp_path) as world:
         client = await world.client()
-        told = {f"{kind}_assignment_interval_ms": "1000" for kind in ("consumer", "share")}
-        told |= {f"{kind}_assignor_offload_enable": "true" for kind in ("consumer", "share")}
         for api in (Api.INCREMENTAL_ALTER_CONFIGS, Api.ALTER_CONFIGS):
             assert await configure(client, api, **told) == (0, None)
-        assert await configured(client) == {}
+            assert await configured(client) == shown
+    async with world_at(tmp_path) as world:
+        assert await configured(await world.client()) == shown
 
 
 async def test_append_and_subtract_are_refused_for_group_configs(tmp_path: Path) -> None:

@@ -147,3 +147,20 @@ async def test_offsets_are_deleted_only_of_existing_unsubscribed_partitions(
     answer = await client.call(Api.OFFSET_DELETE, 0, group_id=group, topics=[{"name": "t", "partitions": parts}])
     [topic] = answer.topics
     assert [one.error_code for one in topic.partitions] == [code, Code.UNKNOWN_TOPIC_OR_PARTITION]
+
+
+async def test_the_session_timeout_is_checked_before_the_kind_of_the_group(world: World, client: Client) -> None:
+    """A share group answered INCONSISTENT_GROUP_PROTOCOL, whatever the session timeout."""
+    shared = {"group_id": "shared", "member_id": "m", "member_epoch": 0, "subscribed_topic_names": ["t"]}
+    assert (await client.call(Api.SHARE_GROUP_HEARTBEAT, 1, **shared)).error_code == 0
+    for session_timeout, code in ((1, Code.INVALID_SESSION_TIMEOUT), (10_000, Code.INCONSISTENT_GROUP_PROTOCOL)):
+        for protocols in ([], [{"name": "range", "metadata": b""}]):
+            joined = await client.call(
+                Api.JOIN_GROUP, 9, group_id="shared", session_timeout=session_timeout, rebalance_timeout=10_000,
+                protocol_type="consumer", protocols=protocols,
+            )  # fmt: skip
+            assert joined.error_code == code
+    unnamed = await client.call(
+        Api.JOIN_GROUP, 9, group_id="", session_timeout=1, rebalance_timeout=1, protocol_type="consumer", protocols=[]
+    )
+    assert unnamed.error_code == Code.INVALID_GROUP_ID

@@ -54,19 +54,6 @@ async def commit_offset(client: Client, name: str, producer: Any, topic: str, *,
     return code
 
 
-async def test_transaction_version_is_offered_to_clients_that_can_parse_it(client: Client) -> None:
-    newest = await client.call(Api.API_VERSIONS, 4)
-    [finalized] = newest.finalized_features
-    assert (finalized.name, finalized.max_version_level) == ("transaction.version", 2)
-    assert newest.finalized_features_epoch == 0, "without an epoch Java ignores the features"
-    [supported] = newest.supported_features
-    assert (supported.name, supported.min_version, supported.max_version) == ("transaction.version", 0, 2)
-    older = await client.call(Api.API_VERSIONS, 3)
-    assert len(older.finalized_features) == 1
-    assert older.supported_features == [], "older Java clients fail on a feature whose minimum is 0"
-    assert (await client.call(Api.API_VERSIONS, 2)).error_code == 0
-
-
 async def test_version_2_adds_partitions_implicitly_and_bumps_the_epoch(world: World, client: Client) -> None:
     topics = [await world.topic(f"new-{number}") for number in range(3)]
     producer = await init(client, "new")

@@ -16,6 +16,7 @@ DURATION_S = (86400, 3600, 60, 1)
 READ_UNCOMMITTED, READ_COMMITTED = "read_uncommitted", "read_committed"
 WORDS = {"start": (LATEST, EARLIEST), "isolation": (READ_UNCOMMITTED, READ_COMMITTED)}
 SESSION_MS, HEARTBEAT_MS = (45_000, 60_000), (5_000, 15_000)
+ASSIGNMENT_MS = (0, 15_000)
 BOUNDS = {
     "lock_ms": (15_000, 60_000),
     "session_timeout_ms": SESSION_MS,
@@ -24,11 +25,13 @@ BOUNDS = {
     "locks_max": (100, 10_000),
     "consumer_session_timeout_ms": SESSION_MS,
     "consumer_heartbeat_interval_ms": HEARTBEAT_MS,
+    "consumer_assignment_interval_ms": ASSIGNMENT_MS,
+    "share_assignment_interval_ms": ASSIGNMENT_MS,
 }
 
 
 class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Settings of a share group; the two `consumer_*` settings are for consumer groups."""
+    """Settings of a share group; the `consumer_*` settings are for consumer groups."""
 
     start: str = (
         LATEST  # on partitions that the group has not read yet: latest, earliest, or by_duration:PT1H (an hour ago)
@@ -42,6 +45,12 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     renews: bool = True  # members may renew their locks
     consumer_session_timeout_ms: int = 45_000
     consumer_heartbeat_interval_ms: int = 5_000
+    # Without effect: they limit how often Kafka computes the assignments of large groups, and where. Here assignments
+    # are computed whenever something changes.
+    consumer_assignment_interval_ms: int = 0
+    consumer_assignor_offload: bool = False
+    share_assignment_interval_ms: int = 0
+    share_assignor_offload: bool = False
 
     @property
     def start_age_ms(self) -> int | None:

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from headrace.errors import InvalidSessionTimeout
+
 
 class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
     session_timeout_ms_min: int = 1_000
@@ -22,3 +24,7 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def can_downgrade(self) -> bool:
         return self.migration_policy in ("bidirectional", "downgrade")
+
+    def check_session_timeout(self, timeout_ms: int) -> None:
+        if not self.session_timeout_ms_min <= timeout_ms <= self.session_timeout_ms_max:
+            raise InvalidSessionTimeout(f"{timeout_ms} ms")

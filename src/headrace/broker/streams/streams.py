@@ -10,15 +10,16 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from headrace.broker.catalog.catalog import Catalog, shaped
+from headrace.broker.cooperative import YieldEvery
+from headrace.broker.streams.defaults import Change, Kind, Level, Overrides, StreamDefaults
 from headrace.broker.streams.partition import Partition
 from headrace.clock import Clock
-from headrace.config import Config, stream_settings
-from headrace.config import find as find_setting
+from headrace.config import Config
 from headrace.errors import (
     Conflict,
     DiskFull,
@@ -40,10 +41,8 @@ from headrace.record.types import BatchInfo
 CATALOG_KIND = "streams"
 DEFAULT_VHOST = "/"
 NAME_BYTES_MAX = 255
-ORIGIN = "from the request"
 TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
-Kind = Literal["topic", "queue"]
 T = TypeVar("T")
 Ids = list[int]
 Specs = list[LogSpec]  # aliases, because the method Streams.list hides the type
@@ -72,10 +71,15 @@ class StreamDocument(msgspec.Struct, frozen=True, kw_only=True):
     logs: list[int]  # one per partition
     config: dict[str, str]
     created_ms: int
+    kafka: dict[str, str] = {}  # as Kafka clients set them, see Overrides
 
     @property
     def identity(self) -> tuple[str, str]:
         return self.vhost, self.name
+
+    @property
+    def overrides(self) -> Overrides:
+        return Overrides(config=self.config, kafka=self.kafka)
 
 
 class AppendRules:
@@ -165,7 +169,7 @@ class Streams:
 
     def __init__(self, catalog: Catalog, config: Config, clock: Clock) -> None:
         self._catalog = catalog
-        self._config = config
+        self.defaults = StreamDefaults(catalog, config)
         self._clock = clock
         self._streams: dict[tuple[str, str], Stream] = {}
         self._by_log: dict[int, tuple[Stream, Partition]] = {}
@@ -182,6 +186,7 @@ class Streams:
 
     def load(self) -> Specs:
         """Reads the catalog; blocking."""
+        self.defaults.load()
         self._documents = [
             shaped(CATALOG_KIND, document, StreamDocument) for document in self._catalog.load(CATALOG_KIND)
         ]
@@ -247,7 +252,7 @@ class Streams:
         self,
         name: str,
         partitions: int = 1,
-        config: Mapping[str, object] | None = None,
+        config: Mapping[str, object] | Change | None = None,
         kind: Kind = "topic",
         vhost: str = DEFAULT_VHOST,
     ) -> Stream:
@@ -261,10 +266,11 @@ class Streams:
                 name=name,
                 kind=kind,
                 logs=[self._shard.next_log_id() for _ in range(partitions)],
-                config=overrides,
+                config=overrides.config,
                 created_ms=self._clock.now_ms(),
+                kafka=overrides.kafka,
             )
-            self._check_compaction(document)
+            self._checked_settings(document)
             await self._put(document)
             return self._add(document)
 
@@ -272,30 +278,30 @@ class Streams:
         self,
         name: str,
         partitions: int = 1,
-        config: Mapping[str, object] | None = None,
+        config: Mapping[str, object] | Change | None = None,
         kind: Kind = "topic",
         vhost: str = DEFAULT_VHOST,
-    ) -> dict[str, str]:
+    ) -> Overrides:
         """Raise InvalidInput as `create` would; returns the settings as the catalog stores them."""
         self._check(name, vhost, partitions, kind)
-        return _overrides(config or {}, {}, self.base(kind))
+        return Overrides().changed(_change(config or {}), self.defaults.base(kind))
 
     async def get_or_create(self, name: str, vhost: str = DEFAULT_VHOST) -> Stream:
         """For publishers: creates a missing topic, unless auto_create_topics is off."""
         stream = self._streams.get((vhost, name))
         if stream is not None:
             return stream
-        if not self._config.auto_create_topics:
+        if not self.defaults.config.auto_create_topics:
             raise StreamNotFound(name, vhost)
         try:
-            return await self.create(name, self._config.auto_create_partitions, vhost=vhost)
+            return await self.create(name, self.defaults.config.auto_create_partitions, vhost=vhost)
         except StreamExists:  # another publisher was faster
             return self.get(name, vhost)
 
     async def configure(
         self,
         name: str,
-        config: Mapping[str, object] | Callable[[Stream], Mapping[str, object]],
+        config: Mapping[str, object] | Callable[[Stream], Change],
         *,
         partitions: int | None = None,
         vhost: str = DEFAULT_VHOST,
@@ -308,26 +314,43 @@ class Streams:
         async with self._changing:
             stream = self.get(name, vhost)
             old = stream.document
-            if callable(config):
-                config = config(stream)
-            overrides = _overrides(config, old.config, self.base(old.kind))
+            change = config(stream) if callable(config) else _change(config)
+            overrides = old.overrides.changed(change, self.defaults.base(old.kind))
             added = self._added_logs(old, partitions)
             for check in self._before_growth if added else ():
                 check(stream)
-            document = msgspec.structs.replace(old, config=overrides, logs=[*old.logs, *added])
-            self._check_compaction(document)
+            document = msgspec.structs.replace(
+                old, config=overrides.config, kafka=overrides.kafka, logs=[*old.logs, *added]
+            )
+            settings = self._checked_settings(document)  # before the catalog has the change
             await self._put(document)
-            stream.configure(document, self._settings(document))
+            stream.configure(document, settings)
             for spec in self._specs(document)[len(old.logs) :]:
                 stream.partitions.append(Partition(len(stream.partitions), self._shard.create_log(spec)))
             stream.apply_retention()
             self._register(stream)
             return stream
 
-    def _check_compaction(self, document: StreamDocument) -> None:
+    async def configure_defaults(self, level: Level, change: Callable[[Overrides], Overrides]) -> None:
+        """Change the defaults of all streams. Durable on return. `change` is called while no other change runs."""
+        async with self._changing:
+            changed = self.defaults.changed(level, change(self.defaults.levels[level]))
+            settings = {}
+            async for stream in YieldEvery().each(list(self._streams.values())):
+                document = stream.document
+                settings[stream] = changed.settings(document.name, document.kind, document.config)
+            await self._in_thread(lambda: changed.store(level))
+            self.defaults.use(changed)
+            async for stream in YieldEvery().each(settings):
+                stream.configure(stream.document, settings[stream])
+                stream.apply_retention()
+
+    def _checked_settings(self, document: StreamDocument) -> StreamSettings:
         """A queue cannot be compacted: its keys are routing keys, and compaction would keep one message of each."""
-        if document.kind == "queue" and self._settings(document).is_compacted:
+        settings = self._settings(document)
+        if document.kind == "queue" and settings.is_compacted:
             raise InvalidInput(f"{document.name!r} is a queue, which cannot be compacted: messages stay until settled")
+        return settings
 
     def _added_logs(self, document: StreamDocument, partitions: int | None) -> Ids:
         have = len(document.logs)
@@ -388,8 +411,9 @@ class Streams:
             raise InvalidInput("a name must not contain unpaired surrogates") from None
         if not 0 < size <= NAME_BYTES_MAX:
             raise InvalidInput(f"a name must have 1 to {NAME_BYTES_MAX} bytes, not {size}")
-        if not 1 <= partitions <= self._config.partitions_max:
-            raise InvalidInput(f"a topic must have 1 to {self._config.partitions_max:,} partitions, not {partitions}")
+        partitions_max = self.defaults.config.partitions_max
+        if not 1 <= partitions <= partitions_max:
+            raise InvalidInput(f"a topic must have 1 to {partitions_max:,} partitions, not {partitions}")
 
     def _specs(self, document: StreamDocument) -> Specs:
         settings = self._settings(document)
@@ -398,18 +422,8 @@ class Streams:
             return [LogSpec(document.logs[0], name, settings)]
         return [LogSpec(log_id, f"{name}-{n}", settings) for n, log_id in enumerate(document.logs)]
 
-    def base(self, kind: Kind) -> StreamSettings:
-        """The defaults for a stream without settings of its own.
-
-        Retention and compaction of topics do not apply to queues: a queue keeps a message until it is settled."""
-        if kind == "queue":
-            return msgspec.structs.replace(
-                self._config.stream, retention_ms=-1, retention_bytes=-1, cleanup_policy="delete"
-            )
-        return self._config.stream
-
     def _settings(self, document: StreamDocument) -> StreamSettings:
-        return stream_settings(document.config, self.base(document.kind), origin=f"of {document.name!r}")
+        return self.defaults.settings(document.name, document.kind, document.config)
 
     async def _put(self, document: StreamDocument) -> None:
         content = msgspec.to_builtins(document)
@@ -424,14 +438,5 @@ class Streams:
             raise StorageError(f"the catalog cannot be written: {error.strerror}") from error
 
 
-def _overrides(given: Mapping[str, object], old: Mapping[str, str], base: StreamSettings) -> dict[str, str]:
-    """The stream's settings after a change, under their canonical names and in text form."""
-    stream_settings(given, base, origin=ORIGIN)  # raises for unknown, invalid and broker-wide settings
-    changed = dict(old)
-    for name, value in given.items():
-        setting = find_setting(name, ORIGIN)
-        if value is None:
-            changed.pop(setting.name, None)
-        else:
-            changed[setting.name] = setting.render(setting.parse(value, ORIGIN))
-    return changed
+def _change(config: Mapping[str, object] | Change) -> Change:
+    return config if isinstance(config, Change) else Change(settings=config)

@@ -12,6 +12,7 @@ import msgspec
 from headrace.broker.access.users import Users
 from headrace.broker.cooperative import YieldEvery
 from headrace.broker.routing.exchanges import is_kind
+from headrace.broker.streams.defaults import Change
 from headrace.broker.streams.streams import Streams
 from headrace.broker.vhosts.declarations import PREDECLARED, ExchangeDeclared, QueueDeclared
 from headrace.broker.vhosts.definitions_users import UserDefinitions
@@ -74,6 +75,7 @@ SHAPES: dict[str, tuple[type, str]] = {
     "destination_type": (str, "queue or exchange"),
     "partitions": (int, "a whole number"),
     "config": (dict, "an object"),
+    "kafka_config": (dict, "an object"),
 }
 
 
@@ -101,7 +103,12 @@ async def export(broker: DefinedBroker, vhost: str | None = None) -> Document:
             document["parameters"].append(shape if named else _without_vhost(shape))
     if named:
         document["topics"] = [
-            {"name": s.name, "partitions": len(s.partitions), "config": dict(s.document.config)}
+            {
+                "name": s.name,
+                "partitions": len(s.partitions),
+                "config": dict(s.document.config),
+                **({"kafka_config": dict(s.document.kafka)} if s.document.kafka else {}),
+            }
             for s in broker.streams.list()
             if s.kind == "topic"
         ]
@@ -228,7 +235,7 @@ async def _import_declared(
 ) -> None:
     for item in items["topics"]:
         if broker.streams.find(item["name"]) is None:
-            await broker.streams.create(item["name"], item.get("partitions", 1), item.get("config", {}))
+            await broker.streams.create(item["name"], item.get("partitions", 1), _topic_settings(item))
     for item in items["exchanges"]:
         if item["name"] not in PREDECLARED:
             await _import_exchange(await host_of(item), item)
@@ -270,6 +277,13 @@ def _queue(item: Document) -> QueueDeclared:
         auto_delete=item.get("auto_delete", False),
         arguments=item.get("arguments") or {},
     )
+
+
+def _topic_settings(item: Document) -> Change:
+    kafka = item.get("kafka_config", {})
+    if not all(isinstance(value, str) for value in kafka.values()):
+        raise InvalidInput(f"the values in kafka_config must be strings: {str(item)[:200]}")
+    return Change(item.get("config", {}), kafka)
 
 
 def _binding(item: Document) -> DraftBinding:
@@ -375,7 +389,7 @@ async def _check_declared(
     for item, metadata in zip(items["vhosts"], about, strict=True):
         draft.vhost(item["name"], metadata)
     async for item in turns.each(items["topics"]):
-        draft.topic(item["name"], item.get("partitions", 1), item.get("config", {}))
+        draft.topic(item["name"], item.get("partitions", 1), _topic_settings(item))
     async for item in turns.each(items["exchanges"]):
         if item["name"] not in PREDECLARED:
             draft.exchange(_vhost(item, vhost), item["name"], _exchange(item))

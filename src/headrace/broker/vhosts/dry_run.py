@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from headrace.broker.queues.queue import Queue
 from headrace.broker.routing.exchanges import Binding, Exchange, canonical
+from headrace.broker.streams.defaults import Change
 from headrace.broker.streams.streams import DEFAULT_VHOST, Streams
 from headrace.broker.vhosts.declarations import (
     TOPIC,
@@ -74,7 +75,7 @@ class DryRun:
         if metadata is not None:
             self._host(name).default_kind = metadata.default_queue_type
 
-    def topic(self, name: str, partitions: int, config: Mapping[str, Any]) -> None:
+    def topic(self, name: str, partitions: int, config: Change) -> None:
         if name in self._topics or self._streams.find(name) is not None:
             return
         with _refusing(f"topic '{name}'"):

@@ -70,6 +70,8 @@ ASYNC_HANDLERS: dict[Api, AsyncHandler] = {
     Api.ALTER_CONFIGS: configs.alter_configs,
     Api.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs,
     Api.DESCRIBE_CLUSTER: cluster.describe_cluster,
+    Api.UNREGISTER_BROKER: cluster.unregister_broker,
+    Api.DESCRIBE_DELEGATION_TOKEN: cluster.describe_delegation_token,
     Api.DESCRIBE_QUORUM: cluster.describe_quorum,
     Api.UPDATE_FEATURES: cluster.update_features,
     Api.ALTER_REPLICA_LOG_DIRS: cluster.alter_replica_log_dirs,

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from headrace.broker.broker import Broker
 from headrace.config import Address, Config
@@ -14,7 +14,7 @@ from headrace.listeners.common.tls.certificate import Tls
 from headrace.listeners.kafka.auth import access, login
 from headrace.listeners.kafka.connection import Connection, Connections
 from headrace.listeners.kafka.connection_info import clients
-from headrace.listeners.kafka.context import KafkaContext
+from headrace.listeners.kafka.context import KafkaContext, cluster_name
 from headrace.listeners.kafka.dispatch import ASYNC_HANDLERS, HANDLERS, answer_in_task
 from headrace.listeners.kafka.request_pipeline import PipelineGroup
 from headrace.wire.kafka.apis import VERSIONS
@@ -98,9 +98,18 @@ async def cluster_of(broker: Broker) -> uuid.UUID:
     known = broker.storage.get_state(IDENTITY, CLUSTER_ID)
     if known is not None:
         return uuid.UUID(bytes=known)
-    cluster = uuid.UUID(bytes=secrets.token_bytes(16), version=4)
+    cluster = new_cluster_id(secrets.token_bytes)
     await broker.storage.put_state(IDENTITY, CLUSTER_ID, cluster.bytes)
     return cluster
+
+
+def new_cluster_id(random_bytes: Callable[[int], bytes]) -> uuid.UUID:
+    """A random id that does not start with a dash in Kafka's spelling, as in Kafka: command-line tools would take such
+    an argument for an option. Topic ids start with the same bytes."""
+    while True:
+        cluster = uuid.UUID(bytes=random_bytes(16), version=4)
+        if not cluster_name(cluster).startswith("-"):
+            return cluster
 
 
 async def start(broker: Broker, bind: Address, config: Config, *, tls: Tls | None = None) -> KafkaListener:

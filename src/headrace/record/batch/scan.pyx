@@ -20,6 +20,7 @@ from headrace.record.batch_layout cimport (
 from headrace.record.batch.crc32c cimport crc32c_of
 from headrace.record.amqp.validate cimport BAD, PROPERTIES_NAME, PROPERTIES_NAME_SIZE, check_properties
 from headrace.record.raw cimport add_overflows, get32, put16, put32, put64
+from headrace.record.compression.lz4_frame cimport is_readable_lz4
 from headrace.record.compression.payload cimport Payload
 
 from headrace.errors import (
@@ -27,6 +28,10 @@ from headrace.errors import (
 )
 from headrace.record.layout import DECOMPRESSED_BYTES_MAX, HEADERS_MAX, RECORDS_MAX
 from headrace.record.types import BatchInfo
+
+
+cdef enum:
+    LZ4 = 3                 # the codec in a batch's attributes
 
 
 cdef Py_ssize_t _range(Py_buffer* view, Py_ssize_t start, end) except -1:
@@ -272,6 +277,9 @@ cdef list validated(
                 records, end = p + HEADER_SIZE, p + batch.size
             elif deep:
                 open_within(payload, buf, base, at, &batch, decompressed_bytes_max, left_bytes)
+                # After the decompression, whose errors say more. Only for new batches: stored ones stay readable.
+                if batch.attributes & CODEC_MASK == LZ4 and not is_readable_lz4(p + HEADER_SIZE, p + batch.size):
+                    raise CorruptBatch("lz4 data must be one frame of independent blocks", at)
                 records, end = payload.start, payload.end
             else:
                 records, max_timestamp = NULL, batch.max_timestamp

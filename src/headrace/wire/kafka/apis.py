@@ -38,6 +38,7 @@ class Api(IntEnum):
     DESCRIBE_LOG_DIRS = 35
     SASL_AUTHENTICATE = 36
     CREATE_PARTITIONS = 37
+    DESCRIBE_DELEGATION_TOKEN = 41
     DELETE_GROUPS = 42
     ELECT_LEADERS = 43
     INCREMENTAL_ALTER_CONFIGS = 44
@@ -51,6 +52,7 @@ class Api(IntEnum):
     UPDATE_FEATURES = 57
     DESCRIBE_CLUSTER = 60
     DESCRIBE_PRODUCERS = 61
+    UNREGISTER_BROKER = 64
     DESCRIBE_TRANSACTIONS = 65
     LIST_TRANSACTIONS = 66
     CONSUMER_GROUP_HEARTBEAT = 68
@@ -113,6 +115,7 @@ VERSIONS: dict[Api, Versions] = {
     Api.DESCRIBE_LOG_DIRS: Versions(1, 4, 2),
     Api.SASL_AUTHENTICATE: Versions(0, 2, 2),
     Api.CREATE_PARTITIONS: Versions(0, 3, 2),
+    Api.DESCRIBE_DELEGATION_TOKEN: Versions(1, 3, 2),
     Api.DELETE_GROUPS: Versions(0, 2, 2),
     Api.ELECT_LEADERS: Versions(0, 2, 2),
     Api.INCREMENTAL_ALTER_CONFIGS: Versions(0, 1, 1),
@@ -126,6 +129,7 @@ VERSIONS: dict[Api, Versions] = {
     Api.UPDATE_FEATURES: Versions(0, 2, 0),
     Api.DESCRIBE_CLUSTER: Versions(0, 2, 0),
     Api.DESCRIBE_PRODUCERS: Versions(0, 0, 0),
+    Api.UNREGISTER_BROKER: Versions(0, 0, 0),
     Api.DESCRIBE_TRANSACTIONS: Versions(0, 0, 0),
     Api.LIST_TRANSACTIONS: Versions(0, 2, 0),
     Api.CONSUMER_GROUP_HEARTBEAT: Versions(0, 1, 0),

@@ -12,7 +12,6 @@ from headrace.errors import (
     FencedInstance,
     GroupFull,
     InconsistentProtocol,
-    InvalidSessionTimeout,
     MemberIdRequired,
     UnknownMember,
 )
@@ -74,9 +73,7 @@ class Roster:
 
     def admit(self, join: Join) -> Member:
         """Return the joining member, new or known. Raises if it may not join."""
-        settings = self._settings
-        if not settings.session_timeout_ms_min <= join.session_timeout_ms <= settings.session_timeout_ms_max:
-            raise InvalidSessionTimeout(f"{join.session_timeout_ms} ms")
+        self._settings.check_session_timeout(join.session_timeout_ms)
         self._check_protocols(join)
         self._check_bytes(join)
         if join.instance_id is not None:

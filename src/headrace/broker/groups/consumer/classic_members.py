@@ -30,7 +30,6 @@ from headrace.errors import (
     HeadraceError,
     IllegalGeneration,
     InconsistentProtocol,
-    InvalidSessionTimeout,
     MemberIdRequired,
     RebalanceInProgress,
     UnknownMember,
@@ -192,9 +191,7 @@ class ClassicMembers:
             raise RebalanceInProgress(self._group.group_id)
 
     def _admit(self, join: Join) -> ConsumerMember:
-        settings = self._settings
-        if not settings.session_timeout_ms_min <= join.session_timeout_ms <= settings.session_timeout_ms_max:
-            raise InvalidSessionTimeout(f"{join.session_timeout_ms} ms")
+        self._settings.check_session_timeout(join.session_timeout_ms)
         subscription = self._check_protocols(join)
         member_id = join.member_id
         if join.instance_id is not None and member_id:

@@ -27,7 +27,6 @@ BUDGET_PART = 4  # at most one part in 4 of the memory limit
 class HttpContext:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self.config: Config = broker.config
         self.stats: ListenerStats = broker.stats.listener("http")
         protected_mode = ProtectedMode(broker.users, is_enabled=self.config.protected_mode)
         self.gate = HttpGate(broker.users, protected_mode, broker.clock.monotonic)
@@ -37,6 +36,11 @@ class HttpContext:
         self.budget = Budget(min(wanted, broker.pressure.limits.memory_bytes // BUDGET_PART))
         self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.addresses: dict[str, list[str]] = {}  # of every listener, for GET /status
+
+    @property
+    def config(self) -> Config:
+        """The present configuration: some settings can change at run time."""
+        return self.broker.config
 
     @property
     def listeners_with_tls(self) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from headrace.broker.streams.streams import Stream
 from headrace.errors import HeadraceError
-from headrace.listeners.kafka.admin.configs import BROKER, GROUP, TOPIC
+from headrace.listeners.kafka.admin.config_types import BROKER, GROUP, TOPIC
 from headrace.listeners.kafka.auth.access import operations_on_cluster
 from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.errors import Code, code_of
@@ -17,7 +17,14 @@ from headrace.wire.kafka.schema import response_struct
 BROKERS = 1
 PREFERRED, UNCLEAN = 0, 1  # types of leader election
 TELEMETRY_INTERVAL_MS = 300_000
-FEATURES = {"transaction.version": 2}  # finalized features (KIP-584); this one is KIP-890
+# Features (KIP-584) with their lowest supported and their finalized level, which is that of Kafka 4.3. Not offered are
+# those that the broker does not have: streams.version (KIP-1071), eligible.leader.replicas.version, kraft.version.
+FEATURES = {
+    "group.version": (0, 1),  # KIP-848
+    "metadata.version": (7, 30),  # 4.3-IV0
+    "share.version": (0, 1),  # KIP-932
+    "transaction.version": (0, 2),  # KIP-890
+}
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3  # types of feature updates
 NO_SECURITY = "Headrace has no ACLs: grant permissions with `headrace user grant`"
 
@@ -36,11 +43,13 @@ def api_versions(context: KafkaContext, request: Request) -> None:
     if version >= 3:
         values["finalized_features_epoch"] = 0
         values["finalized_features"] = [
-            {"name": name, "min_version_level": level, "max_version_level": level} for name, level in FEATURES.items()
+            {"name": name, "min_version_level": level, "max_version_level": level}
+            for name, (_, level) in FEATURES.items()
         ]
-    if version >= 4:  # as in Kafka: older Java clients fail on a feature whose minimum is 0
         values["supported_features"] = [
-            {"name": name, "min_version": 0, "max_version": level} for name, level in FEATURES.items()
+            {"name": name, "min_version": lowest, "max_version": level}
+            for name, (lowest, level) in FEATURES.items()
+            if lowest or version >= 4  # as in Kafka: older Java clients fail on a feature whose minimum is 0
         ]
     request.answer([encode(response_struct(Api.API_VERSIONS, version), values, request.correlation_id, False)])
 
@@ -66,10 +75,10 @@ def change_of(one: Any, version: int) -> int:
 
 
 def refusal_of(feature: str, level: int, change: int) -> str | None:
-    have = FEATURES.get(feature)
+    lowest, have = FEATURES.get(feature, (None, 0))
     if change not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
         return f"The upgrade type {change} is unknown."
-    if have is None:
+    if lowest is None:
         return "The feature is not supported."
     if level < 0:
         return "The level must not be negative."
@@ -93,6 +102,22 @@ async def describe_cluster(context: KafkaContext, request: Request, fields: Any)
             context.access_of(request), asked=fields.include_cluster_authorized_operations
         ),
     }
+
+
+async def unregister_broker(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    """Kafka removes a broker from the cluster's metadata. Here this broker is the only one."""
+    if fields.broker_id != context.node_id:
+        message = f"Broker ID {fields.broker_id} is not currently registered"
+        return {"error_code": Code.BROKER_ID_NOT_REGISTERED, "error_message": message}
+    message = f"Broker ID {fields.broker_id} is the only broker and cannot be unregistered"
+    return {"error_code": Code.INVALID_REQUEST, "error_message": message}
+
+
+async def describe_delegation_token(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
+    """There are no delegation tokens. As in Kafka, a client without a login gets another code than one with."""
+    if request.connection.has_logged_in:
+        return {"error_code": Code.DELEGATION_TOKEN_AUTH_DISABLED}
+    return {"error_code": Code.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED}
 
 
 async def describe_log_dirs(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:

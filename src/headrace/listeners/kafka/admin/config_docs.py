@@ -3,9 +3,13 @@
 from headrace.config import SETTINGS
 
 HELP = {setting.name: setting.help for setting in SETTINGS}
-NO_EFFECT = "Accepted, but has no effect: this broker has no replicas and syncs before it confirms."
-NO_TIERS = "Must be false: remote storage is not supported."
-AS_IT_CHANGES = "Accepted, but has no effect: assignments are computed whenever members or topics change."
+NO_EFFECT = (
+    "Stored and returned as set, but has no effect: this broker has no replicas, syncs before it confirms and keeps "
+    "records in its data folder."
+)
+AS_IT_CHANGES = (
+    "Stored and returned as set, but has no effect: assignments are computed whenever members or topics change."
+)
 
 # Texts where Kafka's terms differ from those of the broker's setting; all others use the setting's help text.
 TOPIC = {
@@ -23,12 +27,7 @@ BROKER = {
     "default.replication.factor": "Always 1: there is one broker.",
     "group.consumer.migration.policy": HELP["kafka_migration_policy"],
     "listeners": HELP["kafka"],
-    "log.cleanup.policy": HELP["cleanup_policy"],
     "log.dirs": HELP["data_dir"],
-    "log.retention.bytes": HELP["retention_bytes"],
-    "log.retention.ms": HELP["retention_ms"],
-    "log.segment.bytes": HELP["segment_size"],
-    "message.max.bytes": HELP["batch_bytes_max"],
     "min.insync.replicas": "Always 1: there is one broker.",
     "node.id": HELP["kafka_node_id"],
     "num.partitions": HELP["auto_create_partitions"],

@@ -10,6 +10,7 @@ from headrace.listeners.kafka.request_pipeline import Request
 from headrace.wire.kafka import metadata
 from headrace.wire.kafka.metadata import NO_ID, MetadataRequest, Node, Topic
 
+IDS_FROM = 12  # requests of versions 10 and 11 have a field for ids, which must be empty
 AT_ONCE_MAX = 100  # named topics; with more, the handler runs in a task that yields to the event loop
 
 
@@ -20,13 +21,24 @@ def handle_metadata(context: KafkaContext, request: Request) -> None:
         every = [encoded(context, request.version, allowed, wanted, stream) for stream in allowed.sees.all()]
         answer(context, request, wanted, every)
         return
+    if request.version < IDS_FROM and any(name is None or topic_id != NO_ID for name, topic_id in wanted.topics):
+        refused = [Topic(*topic, (), error=Code.INVALID_REQUEST) for topic in dict.fromkeys(wanted.topics)]
+        answer(
+            context,
+            request,
+            wanted,
+            [metadata.encode_topic(topic, request.version, context.node_id) for topic in refused],
+        )
+        return
     creates = wanted.allow_auto_create and context.config.auto_create_topics
     missing = [
         name
         for name, topic_id in wanted.topics
         if name and creates and topic_id == NO_ID and is_topic_name(name) and context.broker.streams.find(name) is None
     ]
-    topics = list(dict.fromkeys(wanted.topics))  # each once, or the response could be thousands of times as large
+    # Each once, or the response could be thousands of times as large. With an id, the name is ignored: the Java client
+    # sends an empty one.
+    topics = list(dict.fromkeys((name if topic_id == NO_ID else None, topic_id) for name, topic_id in wanted.topics))
     if missing or len(topics) > AT_ONCE_MAX:
         context.spawn(create_and_answer(context, request, allowed, wanted, topics, missing), request)
     else:

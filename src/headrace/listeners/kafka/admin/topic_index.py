@@ -3,8 +3,8 @@
 import asyncio
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 
+from headrace.broker.streams.defaults import Change
 from headrace.broker.streams.partition import Partition
 from headrace.broker.streams.streams import Stream, Streams, is_topic_name
 from headrace.errors import PartitionNotFound, StreamExists, StreamNotFound
@@ -48,10 +48,10 @@ class TopicIndex(Topics):
         self._version = -1  # version of the streams when _by_log was built
         self._creating = asyncio.Lock()  # the second of two colliding topics must see the first
 
-    async def create(self, name: str, partitions: int, overrides: Mapping[str, object]) -> Stream:
+    async def create(self, name: str, partitions: int, config: Change) -> Stream:
         async with self._creating:
             self.check_new(name)
-            return await self._streams.create(name, partitions, overrides)
+            return await self._streams.create(name, partitions, config)
 
     async def get_or_create(self, name: str) -> Stream:
         """For Metadata requests, which create the topics that they name."""

@@ -7,7 +7,8 @@ from headrace.broker.cooperative import YieldEvery
 from headrace.broker.streams.streams import Stream, check_topic_name
 from headrace.config import InvalidSetting
 from headrace.errors import Conflict, HeadraceError, InvalidInput, StreamNotFound
-from headrace.listeners.kafka.admin import configs
+from headrace.listeners.kafka.admin import topic_configs
+from headrace.listeners.kafka.admin.config_types import InvalidConfig
 from headrace.listeners.kafka.admin.topic_index import Topics
 from headrace.listeners.kafka.auth.access import operations_on_topic
 from headrace.listeners.kafka.context import KafkaContext
@@ -61,7 +62,7 @@ def creation_code(error: HeadraceError) -> Code:
         return Code.INVALID_REPLICA_ASSIGNMENT
     if isinstance(error, InvalidName):
         return Code.INVALID_TOPIC
-    if isinstance(error, InvalidSetting | configs.InvalidConfig):
+    if isinstance(error, InvalidSetting | InvalidConfig):
         return Code.INVALID_CONFIG
     return code_of(error)
 
@@ -78,16 +79,15 @@ async def create_topic(
     partitions = count_partitions(context, topic)
     nulls = [one.name for one in topic.configs if one.value is None]
     if nulls:
-        raise configs.InvalidConfig(f"Null value not supported for topic configs: {','.join(nulls)}")
-    overrides = configs.overrides({one.name: one.value for one in topic.configs})
+        raise InvalidConfig(f"Null value not supported for topic configs: {','.join(nulls)}")
+    change = topic_configs.change_of({one.name: one.value for one in topic.configs})
+    settings, overrides = topic_configs.checked(context, None, change)
     if validate_only:
-        would_be = configs.check(context, overrides)
-        set_here = {name for name, value in overrides.items() if value is not None}
-        found = configs.shown(context.config.stream, would_be, set_here)
+        found = topic_configs.shown(context, "topic", settings, overrides)
     else:
-        stream = await context.topics.create(topic.name, partitions, overrides)
+        stream = await context.topics.create(topic.name, partitions, change)
         answer["topic_id"] = context.topics.id_of(stream)
-        found = configs.topic_configs(context, stream)
+        found = topic_configs.described(context, stream)
     answer.update(
         num_partitions=partitions,
         replication_factor=1,

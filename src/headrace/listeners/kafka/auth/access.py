@@ -239,9 +239,11 @@ RULES: dict[Api, tuple[Need, ...]] = {
     Api.DESCRIBE_CLUSTER: ANYBODY,
     Api.GET_TELEMETRY_SUBSCRIPTIONS: ANYBODY,
     Api.PUSH_TELEMETRY: ANYBODY,
+    Api.DESCRIBE_DELEGATION_TOKEN: ANYBODY,  # there are none
     Api.DESCRIBE_ACLS: ANYBODY,  # there are none
     Api.CREATE_ACLS: ANYBODY,
     Api.DELETE_ACLS: ANYBODY,
+    Api.UNREGISTER_BROKER: (_administrator,),
     Api.DESCRIBE_QUORUM: (_administrator,),
     Api.UPDATE_FEATURES: (_administrator,),
     Api.DESCRIBE_LOG_DIRS: (_administrator,),

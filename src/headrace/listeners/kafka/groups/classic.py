@@ -70,10 +70,14 @@ async def join_group(context: KafkaContext, request: Request, fields: Any) -> di
         can_skip_assignment=request.version >= 9,
     )
     future, resolve = future_and_callback(context)
+    groups = context.coordination.groups
     try:
+        # Before the kind of the group, as in Kafka.
+        check_group_id(fields.group_id)
+        groups.settings.check_session_timeout(fields.session_timeout)
         if is_share_group(context, fields.group_id):
             raise GroupKindMismatch(f"group {fields.group_id!r} is a share group")
-        context.coordination.groups.join(fields.group_id, join, resolve)
+        groups.join(fields.group_id, join, resolve)
         joined = await future
         if isinstance(joined, HeadraceError):
             raise joined

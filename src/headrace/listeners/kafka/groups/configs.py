@@ -17,8 +17,12 @@ class GroupSetting(NamedTuple):
 
 
 SETTINGS: dict[str, GroupSetting] = {
+    "consumer.assignment.interval.ms": GroupSetting("consumer_assignment_interval_ms"),
+    "consumer.assignor.offload.enable": GroupSetting("consumer_assignor_offload", kind=bool),
     "consumer.heartbeat.interval.ms": GroupSetting("consumer_heartbeat_interval_ms"),
     "consumer.session.timeout.ms": GroupSetting("consumer_session_timeout_ms"),
+    "share.assignment.interval.ms": GroupSetting("share_assignment_interval_ms"),
+    "share.assignor.offload.enable": GroupSetting("share_assignor_offload", kind=bool),
     "share.auto.offset.reset": GroupSetting("start", kind=str),
     "share.delivery.count.limit": GroupSetting("attempts_max"),
     "share.heartbeat.interval.ms": GroupSetting("heartbeat_interval_ms"),
@@ -28,16 +32,6 @@ SETTINGS: dict[str, GroupSetting] = {
     "share.renew.acknowledge.enable": GroupSetting("renews", kind=bool),
     "share.session.timeout.ms": GroupSetting("session_timeout_ms"),
 }
-
-# Configs that limit how often Kafka assigns large groups, or where, with their effective values here. Setting them is
-# accepted and changes nothing, as with the fixed configs of topics.
-FIXED: dict[str, tuple[str, Kind]] = {
-    "consumer.assignment.interval.ms": ("0", int),
-    "consumer.assignor.offload.enable": ("false", bool),
-    "share.assignment.interval.ms": ("0", int),
-    "share.assignor.offload.enable": ("false", bool),
-}
-INTERVAL_MS_MAX = 15_000
 
 
 class Found(NamedTuple):
@@ -50,10 +44,9 @@ class Found(NamedTuple):
 def found(context: KafkaContext, group_id: str) -> list[Found]:
     settings = context.coordination.shares.settings_of(group_id)
     values = [(name, one, getattr(settings, one.field)) for name, one in SETTINGS.items()]
-    settable = [
+    return sorted(
         Found(name, shown(value), value == getattr(DEFAULTS, one.field), one.kind) for name, one, value in values
-    ]
-    return sorted([*settable, *(Found(name, value, True, kind) for name, (value, kind) in FIXED.items())])
+    )
 
 
 def shown(value: object) -> str:
@@ -73,13 +66,6 @@ def parse(name: str, kind: Kind, value: str) -> Any:
         raise InvalidInput(f"Invalid value {value} for configuration {name}: Not a number") from None
 
 
-def check_fixed(name: str, value: str | None) -> None:
-    kind = FIXED[name][1]
-    given = 0 if value is None else parse(name, kind, value)
-    if kind is int and not 0 <= given <= INTERVAL_MS_MAX:
-        raise InvalidInput(f"Invalid value {given} for configuration {name}: must be between 0 and {INTERVAL_MS_MAX}")
-
-
 async def alter(context: KafkaContext, group_id: str, given: Any, *, replaces: bool, validate_only: bool) -> None:
     """Change all given configs, or none if one is invalid."""
     values: dict[str, Any] = dict.fromkeys(one.field for one in SETTINGS.values()) if replaces else {}
@@ -88,9 +74,6 @@ async def alter(context: KafkaContext, group_id: str, given: Any, *, replaces: b
         if operation not in (SET, DELETE):
             raise InvalidInput(f"{one.name} is not a list")
         value = None if operation == DELETE else one.value
-        if one.name in FIXED:
-            check_fixed(one.name, value)
-            continue
         setting = SETTINGS.get(one.name)
         if setting is None:
             raise InvalidInput(f"Unknown group config name: {one.name}")
