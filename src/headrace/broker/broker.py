@@ -40,6 +40,7 @@ from headrace.broker.upkeep.expired_links import remove_expired_links
 from headrace.broker.upkeep.reclaim import Reclaim
 from headrace.broker.upkeep.schedule import Housekeeping
 from headrace.broker.upkeep.segments import SegmentUpkeep
+from headrace.broker.vhosts.global_parameters import GlobalParameters
 from headrace.broker.vhosts.policies import Policies
 from headrace.broker.vhosts.vhosts import VirtualHosts
 from headrace.clock import Clock, SystemClock
@@ -76,8 +77,7 @@ class Broker:
         self._connections_max = self.pressure.connections_max
         self._ticker: asyncio.TimerHandle | None = None
         self._tick_at = 0.0
-        self._maintenance: asyncio.Task[None] | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._has_logged_failure = False
 
     @classmethod
@@ -134,8 +134,9 @@ class Broker:
         self.pipelines = Pipelines(self.shard, self.clock)
 
     def _make_vhosts(self) -> None:
-        """Users, policies, virtual hosts with their queues, and the memory that can be reclaimed from them."""
+        """Users, policies and parameters, virtual hosts with their queues, and the memory that can be reclaimed."""
         shard, data_dir = self.shard, self.config.data_dir
+        self.global_parameters = GlobalParameters(self.catalog)
         self.policies = Policies(self.catalog)
         self.users = Users(self.catalog)
         self.spill = Spill(shard.files, self.disk, data_dir, shard.loader, shard.counters)
@@ -198,19 +199,20 @@ class Broker:
         await self.ledger.finish_open()
         self.keys.start()
         interval_s = self.config.retention_interval_ms / 1000
-        self._maintenance = loop.create_task(self.housekeeping.run(interval_s), name="housekeeping")
-        self._watch = loop.create_task(self.history.run(), name="history")
+        self._tasks = [
+            loop.create_task(self.housekeeping.run(interval_s), name="housekeeping"),
+            loop.create_task(self.history.run(), name="history"),
+        ]
 
     async def close(self) -> None:
         """Finish and sync everything in flight; the next start finds a clean stop."""
         self.is_stopping = True
         self.shard.stop_waiting_for_room()
         self.standbys.close()
-        for task in (self._maintenance, self._watch):
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+        for task in self._tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
         self.coordination.close()
         await self.dead_letters.close()
         self.policies.close()  # ends changes that are being applied to thousands of queues

@@ -113,8 +113,11 @@ class StreamDispatcher(Dispatcher):
         for record in records:
             message = from_record(record).with_headers(**{"x-stream-offset": record.offset})
             reader.next = record.offset + 1
-            self.delivered += 1
             consumer.deliver_message(reader, record.offset, message, False)  # type: ignore[arg-type]
+        if consumer.no_ack:
+            self.counts.deliver_no_ack += len(records)
+        else:
+            self.counts.deliver += len(records)
         if len(records) < left:
             reader.next = max(reader.next, after)
         return True
@@ -195,7 +198,7 @@ class StreamQueue(Queue):
     async def prepare_get(self) -> None:
         """`get` is refused: nothing to prepare."""
 
-    def get(self) -> tuple[View, int, Message, bool] | None:
+    def get(self, *, no_ack: bool = False) -> tuple[View, int, Message, bool] | None:
         raise NotSupported(f"basic.get is not supported by stream queues (queue '{self.name}')")
 
     async def purge(self) -> int:
@@ -203,7 +206,8 @@ class StreamQueue(Queue):
 
     # Acks only give credit. To read messages again, a consumer attaches at an earlier offset.
 
-    def settle(self, view: View, start: int, end: int) -> None: ...
+    def settle(self, view: View, start: int, end: int) -> None:
+        self.counts.ack += end - start
 
     def give_back(self, view: View, offset: int, *, counts: bool = True) -> None: ...
 

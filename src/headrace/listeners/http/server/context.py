@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 from starlette.responses import Response
@@ -10,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.broker.broker import Broker
 from headrace.broker.metrics.counters import ListenerStats
+from headrace.broker.queues.queue import Queue
 from headrace.config import Config
 from headrace.listeners.http.management.rates import Rates
 from headrace.listeners.http.server.authentication import HttpGate
@@ -29,6 +31,8 @@ class HttpContext:
         self.stats: ListenerStats = broker.stats.listener("http")
         self.gate = HttpGate(broker.users, broker.clock.monotonic)
         self.rates = Rates()
+        # The timestamp of each queue's oldest message, with the offsets it was read for.
+        self.heads: WeakKeyDictionary[Queue, tuple[tuple[int, ...], int | None]] = WeakKeyDictionary()
         wanted = max(BUDGET_BYTES_MIN, 2 * self.config.request_bytes_max)
         self.budget = Budget(min(wanted, broker.pressure.limits.memory_bytes // BUDGET_PART))
         self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
