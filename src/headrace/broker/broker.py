@@ -76,8 +76,8 @@ class Broker:
         self._make_upkeep()
         self._connections_max = self.pressure.connections_max
         self._ticker: asyncio.TimerHandle | None = None
-        self._tick_at = 0.0
-        self._tasks: list[asyncio.Task[None]] = []
+        self._maintenance: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
         self._has_logged_failure = False
 
     @classmethod
@@ -193,26 +193,24 @@ class Broker:
     async def _start(self) -> None:
         """Finish what a crash interrupted, then start the periodic work."""
         loop = asyncio.get_running_loop()
-        self._tick_at = loop.time()
         self._tick()
         await self.vhosts.finish_deletions()
         await self.ledger.finish_open()
         self.keys.start()
         interval_s = self.config.retention_interval_ms / 1000
-        self._tasks = [
-            loop.create_task(self.housekeeping.run(interval_s), name="housekeeping"),
-            loop.create_task(self.history.run(), name="history"),
-        ]
+        self._maintenance = loop.create_task(self.housekeeping.run(interval_s), name="housekeeping")
+        self._watch = loop.create_task(self.history.run(), name="history")
 
     async def close(self) -> None:
         """Finish and sync everything in flight; the next start finds a clean stop."""
         self.is_stopping = True
         self.shard.stop_waiting_for_room()
         self.standbys.close()
-        for task in self._tasks:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        for task in (self._maintenance, self._watch):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
         self.coordination.close()
         await self.dead_letters.close()
         self.policies.close()  # ends changes that are being applied to thousands of queues
@@ -284,9 +282,9 @@ class Broker:
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        self.stats.loop_came_back(now - self._tick_at)
-        self._tick_at = now + TICK_S
-        self._ticker = loop.call_at(self._tick_at, self._tick)  # first: a tick that fails must not be the last
+        if self._ticker is not None:
+            self.stats.loop_came_back(now - self._ticker.when())
+        self._ticker = loop.call_at(now + TICK_S, self._tick)  # first: a tick that fails must not be the last
         self.shard.tick()
         self.pressure.tick()
         if self.shard.failure is not None and not self._has_logged_failure:

@@ -1,6 +1,8 @@
 """Statistics in RabbitMQ's API: what was published, routed, confirmed, delivered and acknowledged, and what a socket
 has carried. Each count is compared with what the clients did."""
 
+import socket
+import struct
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -166,6 +168,19 @@ def test_a_connection_counts_the_bytes_of_its_socket(live: Served, channel: Bloc
     assert received["send_cnt"] > sent["send_cnt"]
     for name in ("recv_oct", "send_oct"):
         assert received[f"{name}_details"]["rate"] >= 0
+
+
+def test_a_kafka_connection_counts_the_bytes_of_its_socket(live: Served) -> None:
+    host, _, port = live.kafka.rpartition(":")
+    api_versions = struct.pack(">hhih", 18, 0, 1, -1)  # version 0, without a client id
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=60) as raw:
+        raw.sendall(struct.pack(">i", len(api_versions)) + api_versions)
+        stream = raw.makefile("rb")
+        (size,) = struct.unpack(">i", stream.read(4))
+        assert len(stream.read(size)) == size
+        (shape,) = (one for one in live.get("/api/connections").json() if one["protocol"] == "Kafka")
+    assert (shape["recv_oct"], shape["send_oct"], shape["send_cnt"]) == (4 + len(api_versions), 4 + size, 1)
+    assert shape["recv_oct_details"] == {"rate": 0.0}
 
 
 def own_connection(live: Served) -> dict[str, Any]:

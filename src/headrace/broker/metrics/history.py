@@ -120,8 +120,9 @@ class History:
         now_ms = self._clock.now_ms()
         queues = [queue for host in self._hosts for queue in host.queues.values()]
         async for queue in YieldEvery().each(queues):
-            counts.add(queue.counts)
-            queue.counts.observe(queue.published, now_ms)
+            own = queue.counts
+            counts.add(own)
+            own.observe(queue.published, now_ms)
             if not queue.is_stream:
                 ready += queue.ready
                 unacked += queue.unacked

@@ -37,7 +37,10 @@ class Dispatcher:
         self._end_at_start = self._end()
 
     def _end(self) -> int:
-        return sum(view.log.visible_end for view in self._backlog.views)
+        end = 0
+        for view in self._backlog.views:  # read for every queue every second: sum() with a generator is slower
+            end += view.log.visible_end
+        return end
 
     @property
     def published(self) -> int:

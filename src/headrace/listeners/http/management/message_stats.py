@@ -28,8 +28,9 @@ def with_rates(counters: Mapping[str, int], rates: Mapping[str, float]) -> JsonO
     """RabbitMQ's form: each count with its rate. Counts are integers: tools written in Go refuse 7.0."""
     stats: JsonObject = {}
     for name, value in counters.items():
+        rate = rates.get(name)
         stats[name] = value
-        stats[f"{name}_details"] = {"rate": round(rates.get(name, 0.0), 2)}
+        stats[f"{name}_details"] = {"rate": round(rate, 2) if rate else 0.0}
     return stats
 
 
@@ -67,24 +68,27 @@ async def vhost_counters(host: VirtualHost) -> dict[str, int]:
     }
 
 
-def depth_json(site: HttpContext, queue: Queue, *, with_samples: bool) -> JsonObject:
-    """The messages in a queue and how fast they become more or fewer. The samples are those of this request and the one
-    before, since nothing is recorded for queues that no client asks about."""
-    ready, unacked = queue.ready, queue.unacked
+def queue_json(site: HttpContext, queue: Queue, *, with_samples: bool) -> JsonObject:
+    """The messages in a queue, how fast they become more or fewer, and its message_stats. The samples of the lengths
+    are those of this request and the one before, since nothing is recorded for queues that no client asks about."""
+    ready, unacked, counters = queue.ready, queue.unacked, queue_counters(queue)
     levels = {"messages": ready + unacked, "messages_ready": ready, "messages_unacknowledged": unacked}
-    now_s, now_ms = site.broker.clock.monotonic(), site.broker.clock.now_ms()
-    last, rates = site.rates.change(("depth", queue.vhost.name, queue.name), now_s, levels)
+    now_s = site.broker.clock.monotonic()
+    sample = site.rates.sample(("queue", queue.vhost.name, queue.name), now_s, counters, levels)
     shape: JsonObject = {}
     for name, value in levels.items():
-        details: JsonObject = {"rate": round(rates[name], 2)}
+        details: JsonObject = {"rate": round(sample.rates[name], 2)}
         if with_samples:
+            now_ms = site.broker.clock.now_ms()
             details["samples"] = [{"timestamp": now_ms, "sample": value}]
-            if last is not None:
-                at_ms = now_ms - round((now_s - last.at_s) * 1000)
-                details["samples"].append({"timestamp": at_ms, "sample": last.counters[name]})
+            if sample.before is not None:
+                at_s, before = sample.before
+                at_ms = now_ms - round((now_s - at_s) * 1000)
+                details["samples"].append({"timestamp": at_ms, "sample": before[name]})
             details["avg_rate"] = details["rate"]
             details["avg"] = sum(one["sample"] for one in details["samples"]) / len(details["samples"])
         shape[name], shape[f"{name}_details"] = value, details
+    shape["message_stats"] = with_rates(counters, sample.rates)
     return shape
 
 

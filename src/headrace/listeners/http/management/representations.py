@@ -24,7 +24,7 @@ USER = "guest"
 
 
 def queue_json(site: HttpContext, queue: Queue, *, with_samples: bool = False) -> JsonObject:
-    depth = message_stats.depth_json(site, queue, with_samples=with_samples)
+    messages = message_stats.queue_json(site, queue, with_samples=with_samples)
     consumers = len(queue.consumers)
     size = sum(view.partition.size_bytes for view in queue.views)
     policy = queue.policy
@@ -44,15 +44,12 @@ def queue_json(site: HttpContext, queue: Queue, *, with_samples: bool = False) -
         "consumers": consumers,
         "consumer_capacity": 1.0 if consumers else 0,
         "consumer_utilisation": 1.0 if consumers else 0,
-        **depth,
+        **messages,
         "message_bytes": size,
         "message_bytes_ready": size,
         "message_bytes_unacknowledged": 0,
-        "messages_persistent": depth["messages"] if queue.durable else 0,
-        "messages_ram": 0 if queue.durable else depth["messages"],
-        "message_stats": message_stats.measured(
-            site, ("queue", queue.vhost.name, queue.name), message_stats.queue_counters(queue)
-        ),
+        "messages_persistent": messages["messages"] if queue.durable else 0,
+        "messages_ram": 0 if queue.durable else messages["messages"],
         "memory": 0 if queue.durable else size,
         "exclusive_consumer_tag": None,
         "single_active_consumer_tag": queue.consumers.active.tag if queue.consumers.active is not None else None,
