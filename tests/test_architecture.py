@@ -15,14 +15,15 @@ MAY_IMPORT = {
     "clock": (),
     "allocator": (),
     "nonblocking_stdio": (),
+    "publish_counts": (),
     "config": ("errors", "log.settings"),  # the structs of storage settings; log does not import config
     "record": ("errors",),
     "log": ("errors", "clock", "record"),
     "embedded": ("errors", "clock", "config", "record", "log"),
-    "wire": ("errors", "record"),
+    "wire": ("errors", "publish_counts", "record"),
     "schemas": ("errors",),
-    "broker": ("errors", "clock", "allocator", "config", "record", "log", "schemas"),
-    "listeners": ("errors", "clock", "config", "record", "wire", "schemas", "broker", "version"),
+    "broker": ("errors", "clock", "allocator", "config", "publish_counts", "record", "log", "schemas"),
+    "listeners": ("errors", "clock", "config", "publish_counts", "record", "wire", "schemas", "broker", "version"),
     "client": ("errors", "record", "wire", "version"),
     "spark": (
         "errors",
@@ -61,7 +62,7 @@ LINES_MAX = 650
 
 def sources() -> Iterator[tuple[str, Path]]:
     for path in sorted(p for p in SRC.rglob("*") if p.suffix in {".py", ".pyx", ".pxd"}):
-        yield path.relative_to(SRC).parts[0].removesuffix(".py"), path
+        yield path.relative_to(SRC).parts[0].partition(".")[0], path
 
 
 def imported(path: Path) -> set[str]:
@@ -241,7 +242,7 @@ LARGE_CLASSES: dict[str, tuple[int, int]] = {
     "broker/pressure/pressure.py:Pressure": (23, 30),
     "broker/queues/flush.py:FlushCoordinator": (28, 17),
     "broker/queues/limits.py:QueueLimits": (28, 13),
-    "broker/queues/queue.py:Queue": (39, 21),
+    "broker/queues/queue.py:Queue": (38, 20),
     "broker/queues/view.py:View": (26, 22),
     "broker/schemas/registry.py:Schemas": (28, 12),
     "broker/streams/streams.py:Streams": (30, 14),

@@ -290,7 +290,9 @@ def test_threads_that_change_it_at_once_all_reach_the_copy(tmp_path: Path) -> No
     assert sorted(d["n"] for kind in range(4) for d in reopened.load(f"kind{kind}")) == list(range(40))
 
 
-@pytest.mark.parametrize("kind", ["streams", "queues", "exchanges", "policies", "operator-policies"])
+@pytest.mark.parametrize(
+    "kind", ["streams", "queues", "exchanges", "policies", "operator-policies", "global-parameters"]
+)
 async def test_a_sound_document_that_describes_nothing_is_an_error_that_names_it(tmp_path: Path, kind: str) -> None:
     """Taken as it was after a bit had changed the name of a member, say."""
     config = Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None)

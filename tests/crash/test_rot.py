@@ -18,7 +18,7 @@ from headrace.broker.access.permissions import TopicPermission
 from headrace.broker.broker import Broker
 from headrace.broker.catalog.file_catalog import FileCatalog
 from headrace.broker.streams import streams
-from headrace.broker.vhosts import policies, store, vhosts
+from headrace.broker.vhosts import global_parameters, policies, store, vhosts
 from headrace.broker.vhosts.policies import Policy
 from headrace.clock import ManualClock
 from headrace.config import Config
@@ -320,6 +320,7 @@ KINDS = (
     vhosts.CATALOG_KIND,
     policies.CATALOG_KIND,
     policies.OPERATOR_KIND,
+    global_parameters.CATALOG_KIND,
     store.QUEUES,
     store.EXCHANGES,
     users.USERS,
@@ -335,6 +336,7 @@ async def catalog_of_a_broker() -> dict[str, bytes]:
     config = Config(data_dir=ROOT, http=None, amqp=None, kafka=None, disk_free_limit=0)
     broker = await Broker.open(config, clock=ManualClock(), disk=disk)
     await broker.streams.create("orders", 3, {"retention_ms": "90000"})
+    await broker.global_parameters.put("cluster_name", "prod")
     host = await broker.vhosts.create("other")
     await host.declare_queue(
         "work", durable=True, exclusive=False, auto_delete=False, arguments={"x-max-length": 10}, owner=None

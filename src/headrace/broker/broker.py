@@ -40,6 +40,7 @@ from headrace.broker.upkeep.expired_links import remove_expired_links
 from headrace.broker.upkeep.reclaim import Reclaim
 from headrace.broker.upkeep.schedule import Housekeeping
 from headrace.broker.upkeep.segments import SegmentUpkeep
+from headrace.broker.vhosts.global_parameters import GlobalParameters
 from headrace.broker.vhosts.policies import Policies
 from headrace.broker.vhosts.vhosts import VirtualHosts
 from headrace.clock import Clock, SystemClock
@@ -80,7 +81,6 @@ class Broker:
         self._make_upkeep()
         self._connections_max = self.pressure.connections_max
         self._ticker: asyncio.TimerHandle | None = None
-        self._tick_at = 0.0
         self._maintenance: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._has_logged_failure = False
@@ -139,8 +139,9 @@ class Broker:
         self.pipelines = Pipelines(self.shard, self.clock)
 
     def _make_vhosts(self) -> None:
-        """Users, policies, virtual hosts with their queues, and the memory that can be reclaimed from them."""
+        """Users, policies and parameters, virtual hosts with their queues, and the memory that can be reclaimed."""
         shard, data_dir = self.shard, self.config.data_dir
+        self.global_parameters = GlobalParameters(self.catalog)
         self.policies = Policies(self.catalog)
         self.users = Users(self.catalog)
         self.spill = Spill(shard.files, self.disk, data_dir, shard.loader, shard.counters)
@@ -197,7 +198,6 @@ class Broker:
     async def _start(self) -> None:
         """Finish what a crash interrupted, then start the periodic work."""
         loop = asyncio.get_running_loop()
-        self._tick_at = loop.time()
         self._tick()
         await self.vhosts.finish_deletions()
         await self.ledger.finish_open()
@@ -287,9 +287,9 @@ class Broker:
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        self.stats.loop_came_back(now - self._tick_at)
-        self._tick_at = now + TICK_S
-        self._ticker = loop.call_at(self._tick_at, self._tick)  # first: a tick that fails must not be the last
+        if self._ticker is not None:
+            self.stats.loop_came_back(now - self._ticker.when())
+        self._ticker = loop.call_at(now + TICK_S, self._tick)  # first: a tick that fails must not be the last
         self.shard.tick()
         self.pressure.tick()
         if self.shard.failure is not None and not self._has_logged_failure:

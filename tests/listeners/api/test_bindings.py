@@ -1,6 +1,7 @@
 """Exchanges and bindings over the management API: each binding has a name and a URL."""
 
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 
@@ -51,5 +52,5 @@ def test_the_location_of_a_new_binding_works(live: Served, key: str, arguments: 
     address = make(live, f"leads-{KEYS.index(key)}-{len(arguments)}")
     made = live.request("POST", address, json={"routing_key": key, "arguments": arguments})
     assert made.status_code == 201
-    found = live.get(made.headers["location"]).json()
+    found = live.get(urljoin(address, made.headers["location"])).json()
     assert (found["routing_key"], found["arguments"]) == (key, arguments)

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pika
@@ -126,3 +127,21 @@ def test_definitions_can_be_exchanged_with_rabbitmq(peer: tuple[httpx.Client, in
     assert told_at_the_limits(live.amqp_port) == told_at_the_limits(their_port)
     for path in ("/api/vhost-limits", "/api/vhost-limits/team"):
         assert live.get(path, auth=("guest", "guest")).json() == theirs.get(path).json()
+
+
+@pytest.mark.parametrize("key", ["a.#", "*", "a b", "a+b", "50%", "~", "a/b", "ключ", "", "x:y&z=1?"])
+def test_bindings_have_the_names_and_locations_of_rabbitmq(
+    live: Served, peer: tuple[httpx.Client, int], key: str
+) -> None:
+    theirs, _ = peer
+    live.client.auth = httpx.BasicAuth("guest", "guest")
+    path = "/api/bindings/%2F/e/amq.topic/q/named%20queue"
+    found = []
+    for client in (theirs, live.client):
+        assert client.put("/api/queues/%2F/named%20queue", json={}).status_code in (201, 204)
+        made = client.post(path, json={"routing_key": key})
+        names = [one["properties_key"] for one in client.get(path).json() if one["routing_key"] == key]
+        # RabbitMQ writes a space as "+", which servers take literally in a path.
+        found.append((made.headers["location"].replace("+", "%20"), names))
+        assert client.delete(f"{path}/{quote(names[0], safe='')}").status_code == 204
+    assert found[0] == found[1]

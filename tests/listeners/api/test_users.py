@@ -202,6 +202,11 @@ def test_a_deleted_user_loses_its_connections(live: Served) -> None:
 # The lowest tag for paths with this prefix; the first match counts. None: no authentication.
 LEAST: tuple[tuple[str, str, str | None], ...] = (
     ("*", "/auth", None),
+    ("*", "/version", None),
+    ("PUT", "/cluster-name", "administrator"),
+    ("PUT", "/parameters", "administrator"),
+    ("DELETE", "/parameters", "administrator"),
+    ("DELETE", "/connections/username", "administrator"),  # of another user
     ("*", "/users", "administrator"),
     ("*", "/permissions", "administrator"),
     ("*", "/topic-permissions", "administrator"),

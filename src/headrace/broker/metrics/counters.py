@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from headrace.broker.queues.queue_counts import QueueCounts
+from headrace.broker.queues.vhost_services import VhostServices
 from headrace.log.counters import Histogram
 
 STALL_S = 0.05  # an event-loop iteration this late is counted as a stall
@@ -31,11 +33,9 @@ class Counted(Protocol):
     """The counters of a queue."""
 
     @property
-    def delivered(self) -> int: ...
+    def counts(self) -> QueueCounts: ...
     @property
-    def acked(self) -> int: ...
-    @property
-    def redelivered(self) -> int: ...
+    def vhost(self) -> VhostServices: ...
     @property
     def dead_lettered(self) -> int: ...
 
@@ -44,16 +44,13 @@ class Counted(Protocol):
 class Tally:
     """The counts of deleted queues: without them, totals over all queues would fall, which no counter may."""
 
-    delivered: int = 0
-    acked: int = 0
-    redelivered: int = 0
+    counts: QueueCounts = field(default_factory=QueueCounts)
     dead_lettered: int = 0
 
     def add(self, queue: Counted) -> None:
-        self.delivered += queue.delivered
-        self.acked += queue.acked
-        self.redelivered += queue.redelivered
+        self.counts.add(queue.counts)
         self.dead_lettered += queue.dead_lettered
+        queue.vhost.deleted_counts.add(queue.counts)
 
 
 @dataclass(slots=True)

@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 from headrace.broker.cooperative import YieldEvery
 from headrace.broker.metrics.counters import Stats
+from headrace.broker.queues.queue_counts import QueueCounts
 from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.clock import Clock
 from headrace.log.counters import Counters
+from headrace.publish_counts import PublishCounts
 
 logger = logging.getLogger("headrace.broker")
 
@@ -36,6 +38,14 @@ class Sample(NamedTuple):
     sync_total_s: float
     messages_in: dict[str, int]  # by listener
     messages_out: dict[str, int]
+    traffic: dict[str, int]  # of all queues and exchanges, with the names of RabbitMQ's message_stats
+
+
+def published_of(hosts: Iterable[VirtualHost]) -> PublishCounts:
+    total = PublishCounts()
+    for host in hosts:
+        host.routing.count_into(total)
+    return total
 
 
 class History:
@@ -47,7 +57,9 @@ class History:
         self._hosts = hosts
         self._clock = clock
         self.samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
-        self._depth = (0, 0, 0, 0)
+        self._depth = (0, 0)
+        self._counts = QueueCounts()
+        self._published = PublishCounts()
         self._depth_due_s = 0.0
         self._waiters: list[asyncio.Future[None]] = []
         self._has_failed = False
@@ -72,20 +84,27 @@ class History:
 
     def take(self) -> Sample:
         counters, listeners = self._counters, self._stats.listeners
-        ready, unacked, delivered, acked = self._depth
+        ready, unacked = self._depth
+        published = self._published
         sample = Sample(
             self._clock.now_ms(),
             counters.records_written,
             counters.bytes_written,
             counters.bytes_read,
-            delivered,
-            acked,
+            self._counts.deliver_get,
+            self._counts.ack,
             ready,
             unacked,
             counters.sync_s.count,
             counters.sync_s.total,
             {name: listener.messages_in for name, listener in listeners.items()},
             {name: listener.messages_out for name, listener in listeners.items()},
+            {
+                "confirm": published.confirmed,
+                "return_unroutable": published.returned,
+                "drop_unroutable": published.dropped,
+                **self._counts.by_name(),
+            },
         )
         self.samples.append(sample)
         waiters, self._waiters = self._waiters, []
@@ -96,15 +115,18 @@ class History:
 
     async def _sum_queues(self) -> None:
         ready = unacked = 0
-        delivered, acked = self._stats.gone.delivered, self._stats.gone.acked
+        counts = QueueCounts()
+        counts.add(self._stats.gone.counts)
+        now_ms = self._clock.now_ms()
         queues = [queue for host in self._hosts for queue in host.queues.values()]
         async for queue in YieldEvery().each(queues):
-            delivered += queue.delivered
-            acked += queue.acked
+            own = queue.counts
+            counts.add(own)
+            own.observe(queue.published, now_ms)
             if not queue.is_stream:
                 ready += queue.ready
                 unacked += queue.unacked
-        self._depth = (ready, unacked, delivered, acked)
+        self._depth, self._counts, self._published = (ready, unacked), counts, published_of(self._hosts)
         self._depth_due_s = self._clock.monotonic() + len(queues) / QUEUES_PER_SECOND - INTERVAL_S / 2
 
     def next(self) -> "asyncio.Future[None]":
@@ -115,7 +137,7 @@ class History:
 
     @property
     def depth(self) -> tuple[int, int]:
-        return self._depth[0], self._depth[1]
+        return self._depth
 
     def latest(self) -> Sample:
         return self.samples[-1] if self.samples else self.take()

@@ -10,6 +10,7 @@ from headrace.broker.queues.consumers import Consumer
 from headrace.broker.queues.dispatch_schedule import DispatchSchedule
 from headrace.broker.queues.limits import QueueLimits
 from headrace.broker.queues.queue_arguments import QueueArguments
+from headrace.broker.queues.queue_counts import QueueCounts
 from headrace.broker.queues.view import View
 from headrace.broker.queues.view_reader import Run
 from headrace.broker.types.message import Message, properties_of
@@ -33,7 +34,19 @@ class Dispatcher:
         self._limits = limits
         self._schedule = schedule
         self._waiters: dict[View, Any] = {}  # for more messages
-        self.delivered = self.redelivered = self.acked = 0
+        self.counts = QueueCounts()
+        self._end_at_start = self._end()
+
+    def _end(self) -> int:
+        end = 0
+        for view in self._backlog.views:  # read for every queue every second: sum() with a generator is slower
+            end += view.log.visible_end
+        return end
+
+    @property
+    def published(self) -> int:
+        """Messages appended since the broker started. They are not counted as they arrive: the logs know their ends."""
+        return self._end() - self._end_at_start
 
     def dispatch(self) -> None:
         """Deliver ready messages, a share to each consumer with credit."""
@@ -118,7 +131,7 @@ class Dispatcher:
                 view.settle(start, end)
             if consumer.no_ack and count:
                 self._settle_sent(view, run.start, next_offset)
-            self._count(view, run, count, size)
+            self._count(consumer, view, run, count, size)
         if delivered.needs_message:
             rest = run._replace(start=next_offset)
             if rest.start < rest.end and count < share:
@@ -137,7 +150,7 @@ class Dispatcher:
             return 0, 0
         message = self._with_delivery_count(view, offset, message)
         consumer.deliver_message(view, offset, message, offset < run.redelivered_below)
-        self._count(view, run, 1, len(message.body))
+        self._count(consumer, view, run, 1, len(message.body))
         if consumer.no_ack:
             self._settle_sent(view, offset, offset + 1)
         return 1, len(message.body) + FRAME_BYTES
@@ -152,21 +165,26 @@ class Dispatcher:
         """Messages for a consumer without acks are settled when they are sent."""
         if not self._backlog.is_closed:
             view.settle(start, end)
-            self.acked += end - start
 
-    def _count(self, view: View, run: Run, count: int, size: int) -> None:
-        self.delivered += count
-        if run.returned:
-            self.redelivered += count
+    def _count(self, consumer: Consumer, view: View, run: Run, count: int, size: int) -> None:
+        counts = self.counts
+        if consumer.no_ack:
+            counts.deliver_no_ack += count
+        else:
+            counts.deliver += count
+        if run.start < run.redelivered_below:
+            counts.redeliver += min(count, run.redelivered_below - run.start)
         if self._limits.bytes is not None:
             self._limits.bytes.taken(view, run.start, size)
 
-    def get(self) -> tuple[View, int, Message, bool] | None:
+    def get(self, *, no_ack: bool = False) -> tuple[View, int, Message, bool] | None:
         """The next message for basic.get, whether or not it was delivered before; it is in flight until it is settled
-        or returned."""
+        or returned, or with no_ack settled at once."""
+        counts = self.counts
         while not self._backlog.is_closed:
             taken = self._backlog.take_head()
             if taken is None:
+                counts.get_empty += 1
                 return None
             view, run, message = taken
             view.reserve_past(run.start)
@@ -174,7 +192,13 @@ class Dispatcher:
                 continue
             self._limits.forget_bytes(view, run.start, message)
             message = self._with_delivery_count(view, run.start, message)
-            self.delivered += 1
+            is_redelivered = run.redelivered_below > run.start
+            counts.redeliver += is_redelivered
+            if no_ack:
+                counts.get_no_ack += 1
+                self._settle_sent(view, run.start, run.start + 1)
+            else:
+                counts.get += 1
             self._limits.head_changed()
-            return view, run.start, message, run.redelivered_below > run.start
+            return view, run.start, message, is_redelivered
         return None

@@ -15,6 +15,7 @@ from headrace.broker.queues.dispatcher import Dispatcher
 from headrace.broker.queues.lifetime import Lifetime
 from headrace.broker.queues.limits import QueueLimits
 from headrace.broker.queues.queue_arguments import REJECT_DLX, STREAM, QueueArguments
+from headrace.broker.queues.queue_counts import QueueCounts
 from headrace.broker.queues.vhost_services import VhostServices
 from headrace.broker.queues.view import View, ViewEvents
 from headrace.broker.types.message import Message
@@ -50,7 +51,6 @@ class Queue:
         self.owner = owner  # the connection of an exclusive queue
         self.arguments = arguments or {}
         self.is_deleted = False
-        self.published = 0
         self.consumers = Consumers(single_active=policy.single_active)
         self._schedule = DispatchSchedule(self.consumers, vhost.loop, self._dispatch)
         self.wake = self._schedule.wake  # called for every batch of acks: saves a call
@@ -107,16 +107,12 @@ class Queue:
         return max(view.counts.highest for view in self.views)
 
     @property
-    def delivered(self) -> int:
-        return self.dispatcher.delivered
+    def counts(self) -> QueueCounts:
+        return self.dispatcher.counts
 
     @property
-    def redelivered(self) -> int:
-        return self.dispatcher.redelivered
-
-    @property
-    def acked(self) -> int:
-        return self.dispatcher.acked
+    def published(self) -> int:
+        return self.dispatcher.published
 
     @property
     def dead_lettered(self) -> int:
@@ -147,7 +143,6 @@ class Queue:
         if writer.size > SEAL_BYTES:
             view.pending.seal()
         writer.append(message.key, message.body, message.record_headers(), timestamp_ms)
-        self.published += 1
         self.limits.published(message)
         return True
 
@@ -161,7 +156,7 @@ class Queue:
         if self.is_deleted:
             return  # its settles have been deleted with it and must not reappear
         view.settle(start, end)
-        self.dispatcher.acked += end - start
+        self.dispatcher.counts.ack += end - start
 
     def give_back(self, view: View, offset: int, *, counts: bool = True) -> None:
         """Return a message in flight to be delivered again. Beyond the delivery limit it is dead-lettered."""
@@ -231,10 +226,11 @@ class Queue:
         """Wait until `get` needs neither a reservation nor the disk."""
         await self.backlog.prepare_take()
 
-    def get(self) -> tuple[View, int, Message, bool] | None:
-        """(view, offset, message, redelivered) of the next message; it is in flight until settled or returned."""
+    def get(self, *, no_ack: bool = False) -> tuple[View, int, Message, bool] | None:
+        """(view, offset, message, redelivered) of the next message. It is in flight until settled or returned; with
+        no_ack it is settled."""
         self.lifetime.used()
-        return self.dispatcher.get()
+        return self.dispatcher.get(no_ack=no_ack)
 
     def add_consumer(self, consumer: Consumer, *, is_subscription: bool = True) -> None:
         """A consumer that is no subscription takes some messages and is removed: it does not keep an auto-delete queue

@@ -112,14 +112,19 @@ class StreamDispatcher(Dispatcher):
             found = codec.records(chunk.data, from_offset=reader.next, to_offset=chunk.next_offset, limit=limit)
             records, after = found[:left], chunk.next_offset
             reader.keep_ahead(found[left:])
+        sent = 0
         for record in records:
             reader.next = record.offset + 1
             message = from_record(record)
             if reader.filter is not None and not reader.filter.matches(message):
                 continue
             message = message.with_headers(**{"x-stream-offset": Int64(record.offset)})
-            self.delivered += 1
+            sent += 1
             consumer.deliver_message(reader, record.offset, message, False)  # type: ignore[arg-type]
+        if consumer.no_ack:
+            self.counts.deliver_no_ack += sent
+        else:
+            self.counts.deliver += sent
         if len(records) < left:
             reader.next = max(reader.next, after)
         return True
@@ -200,7 +205,7 @@ class StreamQueue(Queue):
     async def prepare_get(self) -> None:
         """`get` is refused: nothing to prepare."""
 
-    def get(self) -> tuple[View, int, Message, bool] | None:
+    def get(self, *, no_ack: bool = False) -> tuple[View, int, Message, bool] | None:
         raise NotSupported(f"basic.get is not supported by stream queues (queue '{self.name}')")
 
     async def purge(self) -> int:
@@ -208,7 +213,8 @@ class StreamQueue(Queue):
 
     # Acks only give credit. To read messages again, a consumer attaches at an earlier offset.
 
-    def settle(self, view: View, start: int, end: int) -> None: ...
+    def settle(self, view: View, start: int, end: int) -> None:
+        self.counts.ack += end - start
 
     def give_back(self, view: View, offset: int, *, counts: bool = True) -> None: ...
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from headrace.broker.queues.dead_lettering import DeadLettering
 from headrace.broker.queues.flush import FlushCoordinator
+from headrace.broker.queues.queue_counts import QueueCounts
 from headrace.clock import Clock
 
 if TYPE_CHECKING:
@@ -22,4 +23,5 @@ class VhostServices:
     clock: Clock
     flushes: FlushCoordinator
     dead_letters: DeadLettering
+    deleted_counts: QueueCounts  # of queues that were deleted
     delete_unused: "Callable[[Queue], asyncio.Task[None] | None]"  # of auto-delete and x-expires

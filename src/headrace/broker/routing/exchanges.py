@@ -6,10 +6,12 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar, Protocol
+from urllib.parse import quote_plus
 
 from headrace.broker.routing.topic_trie import TopicTrie
 from headrace.broker.types.message import HASHED, Message
 from headrace.errors import ArgumentMismatch, InvalidInput
+from headrace.publish_counts import PublishCounts
 
 Arguments = Mapping[str, Any]
 
@@ -41,12 +43,18 @@ class Binding:
 
     @property
     def properties_key(self) -> str:
-        """The name of the binding in RabbitMQ's HTTP API; "~" separates its parts and stands for an empty key."""
-        key = self.key.replace("%", "%25").replace("~", "%7E") or "~"
+        """The name of the binding in RabbitMQ's HTTP API; "~" separates its parts and stands for an empty key. The key
+        is percent-encoded here already: in a path the name is encoded once more."""
+        key = packed(self.key)
         if not self.arguments:
             return key
         digest = hashlib.blake2s(canonical(self.arguments).encode(), digest_size=8).hexdigest()
         return f"{key}~{digest}"
+
+
+def packed(key: str) -> str:
+    """A routing key in a properties_key."""
+    return quote_plus(key, errors="surrogateescape").replace("~", "%7E") or "~"
 
 
 def canonical(arguments: Arguments) -> str:
@@ -75,7 +83,7 @@ class Exchange:
         self.durable, self.auto_delete, self.internal = durable, auto_delete, internal
         self.arguments: dict[str, Any] = dict(arguments or {})
         self.bindings: dict[tuple[int, str, str], Binding] = {}
-        self.published = 0
+        self.counts = PublishCounts()
         self.policy_name: str | None = None
         self.policy_alternate: str | None = None
 

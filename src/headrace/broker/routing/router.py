@@ -6,6 +6,7 @@ from typing import Generic, NamedTuple, TypeVar
 from headrace.broker.routing.exchanges import Arguments, Binding, Destination, Exchange
 from headrace.broker.types.message import Message
 from headrace.errors import ExchangeNotFound
+from headrace.publish_counts import PublishCounts
 
 ROUTES_CACHED_MAX = 10_000
 Q = TypeVar("Q", bound=Destination)  # the vhost's type of queues
@@ -30,6 +31,7 @@ class Routing(Generic[Q]):
         self.version = 0
         self.exchanges: dict[str, Exchange] = {}
         self.bindings_count = 0
+        self.counts = PublishCounts()  # confirms, and publishes to exchanges that were deleted
         self._to: dict[int, dict[tuple[str, str, str], Binding]] = {}
         self._cache: dict[tuple[str, str], Route[Q]] = {}
 
@@ -42,6 +44,12 @@ class Routing(Generic[Q]):
         if found is None:
             raise ExchangeNotFound(self.vhost, name)
         return found
+
+    def count_into(self, total: PublishCounts) -> None:
+        """Add what was published to all exchanges."""
+        total.add(self.counts)
+        for exchange in self.exchanges.values():
+            total.add(exchange.counts)
 
     # Bindings.
 

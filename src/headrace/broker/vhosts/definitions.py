@@ -14,10 +14,12 @@ from headrace.broker.cooperative import YieldEvery
 from headrace.broker.routing.exchanges import is_kind
 from headrace.broker.streams.defaults import Change
 from headrace.broker.streams.streams import Streams
+from headrace.broker.types.vhost_names import DEFAULT
 from headrace.broker.vhosts.declarations import PREDECLARED, ExchangeDeclared, QueueDeclared
 from headrace.broker.vhosts.definitions_users import UserDefinitions
 from headrace.broker.vhosts.definitions_users import export as export_users
 from headrace.broker.vhosts.dry_run import DraftBinding, DryRun
+from headrace.broker.vhosts.global_parameters import CLUSTER_ID, GlobalParameters, check_parameter
 from headrace.broker.vhosts.policies import Policies, Policy, check
 from headrace.broker.vhosts.settings import (
     LIMITS,
@@ -47,6 +49,8 @@ class DefinedBroker(Protocol):
     def users(self) -> Users: ...
     @property
     def policies(self) -> Policies: ...
+    @property
+    def global_parameters(self) -> GlobalParameters: ...
 
 
 LISTS = (
@@ -62,7 +66,7 @@ LISTS = (
     "bindings",
 )
 # Ignored by an import into one vhost, as in RabbitMQ. Topics are always in the default vhost.
-OF_ALL_VHOSTS = ("vhosts", "users", "permissions", "topic_permissions", "topics")
+OF_ALL_VHOSTS = ("vhosts", "users", "permissions", "topic_permissions", "global_parameters", "topics")
 STREAM_ARGUMENT = "x-queue-type"
 OPERATOR, VHOST_LIMITS = "operator_policy", "vhost-limits"  # the parameters that have an effect here
 # A value of another type would be stored, and the next start would take it for damage and fail.
@@ -95,11 +99,7 @@ async def export(broker: DefinedBroker, vhost: str | None = None) -> Document:
         for policy in broker.policies.list(host.name):
             shape = {"vhost": policy.vhost, "name": policy.name, **_policy_fields(policy)}
             document["policies"].append(shape if named else _without_vhost(shape))
-        for policy in broker.policies.list(host.name, operator=True):
-            shape = {"component": OPERATOR, "vhost": policy.vhost, "name": policy.name, "value": _policy_fields(policy)}
-            document["parameters"].append(shape if named else _without_vhost(shape))
-        if host.limits:
-            shape = {"component": VHOST_LIMITS, "vhost": host.name, "name": "limits", "value": dict(host.limits)}
+        for shape in runtime_parameters(broker, host):
             document["parameters"].append(shape if named else _without_vhost(shape))
     if named:
         document["topics"] = [
@@ -112,8 +112,22 @@ async def export(broker: DefinedBroker, vhost: str | None = None) -> Document:
             for s in broker.streams.list()
             if s.kind == "topic"
         ]
+        document["global_parameters"] = [
+            {"name": name, "value": value} for name, value in (await broker.global_parameters.list()).items()
+        ]
         document |= export_users(broker.users)
     return document
+
+
+def runtime_parameters(broker: DefinedBroker, host: VirtualHost) -> list[Document]:
+    """What RabbitMQ calls the runtime parameters of a virtual host, except its policies."""
+    found: list[Document] = [
+        {"component": OPERATOR, "vhost": policy.vhost, "name": policy.name, "value": _policy_fields(policy)}
+        for policy in broker.policies.list(host.name, operator=True)
+    ]
+    if host.limits:
+        found.append({"component": VHOST_LIMITS, "vhost": host.name, "name": "limits", "value": dict(host.limits)})
+    return found
 
 
 def _policy_fields(policy: Policy) -> Document:
@@ -127,8 +141,18 @@ def _policy_fields(policy: Policy) -> Document:
 
 def _metadata_fields(host: VirtualHost) -> Document:
     """In two places, as in RabbitMQ: older versions read one, newer ones the other."""
-    metadata: Document = msgspec.to_builtins(host.metadata)
-    return {**metadata, "metadata": metadata} if metadata else {}
+    metadata = metadata_json(host)
+    return {**metadata, "metadata": metadata}
+
+
+def metadata_json(host: VirtualHost) -> Document:
+    """All fields, also those with their default: tools read them without asking whether they exist."""
+    about = host.metadata
+    return {
+        "description": about.description or ("Default virtual host" if host.name == DEFAULT else ""),
+        "tags": list(about.tags),
+        "default_queue_type": about.default_queue_type,
+    }
 
 
 def _metadata(item: Document) -> Metadata | None:
@@ -206,6 +230,8 @@ async def import_(broker: DefinedBroker, document: Mapping[str, Any], vhost: str
     _check_room(broker, items["queues"], limits, vhost)
     about = [_metadata(item) for item in items["vhosts"]]
     users = UserDefinitions(broker.users, items)
+    for item in items["global_parameters"]:
+        check_parameter(item.get("name"), item.get("value"))
     await _check_declared(broker, items, about, vhost)
     for item, metadata in zip(items["vhosts"], about, strict=True):
         await broker.vhosts.create(item["name"], metadata=metadata)
@@ -226,6 +252,9 @@ async def import_(broker: DefinedBroker, document: Mapping[str, Any], vhost: str
     for name, value in limits.items():
         await host_of({"vhost": name})
         await broker.vhosts.set_limits(name, {limit: value.get(limit) for limit in LIMITS})
+    for item in items["global_parameters"]:
+        if item["name"] != CLUSTER_ID:  # the identity of the cluster that exported the document
+            await broker.global_parameters.put(item["name"], item.get("value"))
     await _import_declared(broker, items, host_of)
     return Report({name: len(items[name]) for name in (*LISTS, "topics")})
 

@@ -35,6 +35,9 @@ async def publish_message(host: VirtualHost, pressure: Admission, message: Messa
     with host.flushes.tracking(tracker):
         routed = host.delays.route(exchange, message, now_ms, keys)
         accepted = len(routed.waits_in) + sum(queue.publish(message, now_ms) for queue in routed.queues)
+    exchange.counts.published += 1
+    exchange.counts.routed += len(routed.queues)
+    exchange.counts.dropped += not routed.queues and not routed.waits_in
     host.flushes.flush_memory()
     if tracker.stores:
         await host.flushes.wait_stored(tracker)

@@ -127,6 +127,7 @@ class Topology:
     def _forget_exchange(self, exchange: Exchange) -> None:
         if self._routing.exchanges.pop(exchange.name, None) is None:
             return
+        self._routing.counts.add(exchange.counts)
         gone = list(exchange.bindings.values())
         for binding in gone:
             self._routing.unbind(exchange, binding)

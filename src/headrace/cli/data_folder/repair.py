@@ -27,6 +27,7 @@ WITHOUT = {
     "vhosts": "a vhost with queues or exchanges still exists; an empty one must be created again",
     "policies": "the policy does not apply: the limits, expiry and dead lettering that it set are off",
     "operator-policies": "the operator policy does not apply: its limits are off",
+    "global-parameters": "the global parameter is missing; without cluster_name the cluster has its default name",
     "users": "the user cannot log in. If it was the only one, guest is created again with its default password, and "
     "can log in from this machine only",
     "permissions": "the user has no permissions in that vhost",

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pamqp import commands
 
@@ -13,6 +13,7 @@ from headrace.errors import HeadraceError
 from headrace.listeners.amqp.confirms import ChannelConfirms
 from headrace.listeners.amqp.consumer import AmqpConsumer, Source
 from headrace.listeners.amqp.context import ListenerContext
+from headrace.listeners.amqp.counts import ChannelCounts
 from headrace.listeners.amqp.errors import ChannelError
 from headrace.listeners.amqp.session import Session
 from headrace.listeners.amqp.transaction import Transaction
@@ -40,6 +41,13 @@ class ChannelConnection(Protocol):
         """Closes the channel, or the connection where the error calls for that."""
 
 
+class ReplyConsumer(NamedTuple):
+    """The consumer of direct reply-to."""
+
+    token: str
+    tag: str
+
+
 class Channel:
     def __init__(self, connection: ChannelConnection, session: Session, context: ListenerContext, number: int) -> None:
         self.connection = connection
@@ -58,8 +66,8 @@ class Channel:
         self.confirms: ChannelConfirms | None = None
         self.tx: Transaction | None = None
         self.last_queue = ""
-        self.reply_token: str | None = None
-        self.reply_tag = ""
+        self.reply_consumer: ReplyConsumer | None = None
+        self.counts = ChannelCounts()
         self._getters: dict[View, Source] = {}
         self._unused_sources: list[int] = []  # numbers of sources that deliver nothing more
 
@@ -103,7 +111,7 @@ class Channel:
 
     def deliver_reply(self, message: Message) -> bool:
         """Delivers a direct reply; see direct_reply.Requester."""
-        if not self.is_open or self.transport.is_flooded:
+        if self.reply_consumer is None or not self.is_open or self.transport.is_flooded:
             return False
         frames = content_frames(
             self.number,
@@ -111,13 +119,14 @@ class Channel:
             message.properties,
             message.body,
             self.session.frame_max,
-            consumer_tag=self.reply_tag,
+            consumer_tag=self.reply_consumer.tag,
             delivery_tag=self.state.tags.add(-1, 0),
             redelivered=False,
             exchange=message.exchange,
             routing_key=message.routing_key,
         )
         self.transport.deliver(frames, 1, len(message.body))
+        self.counts.deliver_no_ack += 1
         return True
 
     def settle(self) -> None:
@@ -127,6 +136,7 @@ class Channel:
             source = self.sources[number]
             source.queue.settle(source.view, start, end)
             settled.add(source.queue)
+            self.counts.ack += end - start
         self._wake_for_credit(settled)
 
     def _wake_for_credit(self, settled: set[Queue]) -> None:
@@ -213,8 +223,8 @@ class Channel:
         for tag, consumer in list(self.consumers.items()):
             self.remove_consumer(tag)
             consumer.queue.remove_consumer(consumer)
-        if self.reply_token is not None:
-            self.context.replies.remove(self.reply_token)
+        if self.reply_consumer is not None:
+            self.context.replies.remove(self.reply_consumer.token)
         try:
             self.reject(self.take(0, True), requeue=True)
         except Exception as error:  # the connection's other channels must still be released

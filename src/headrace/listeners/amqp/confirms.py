@@ -12,7 +12,9 @@ from headrace.broker.queues.queue import Queue
 from headrace.broker.types.publish_tracker import PartialFlush, PublishTracker
 from headrace.errors import HeadraceError
 from headrace.listeners.amqp.context import ListenerContext
+from headrace.listeners.amqp.counts import ChannelCounts
 from headrace.listeners.amqp.transport import DISK, AmqpTransport
+from headrace.publish_counts import PublishCounts
 from headrace.wire.amqp.methods import confirm
 from headrace.wire.amqp.scan import ChannelState, Runs, Scanner
 
@@ -22,13 +24,26 @@ QUICK_ACK_BYTES_MAX = 4096  # more than this fills a TCP segment, and Nagle's al
 class ChannelConfirms:
     """The confirm mode of one channel, from confirm.select on."""
 
-    __slots__ = ("_channel", "_is_open", "_nacked", "_write", "flushes_pending", "last_answered")
+    __slots__ = (
+        "_channel",
+        "_counts",
+        "_is_open",
+        "_nacked",
+        "_vhost_counts",
+        "_write",
+        "flushes_pending",
+        "last_answered",
+    )
 
-    def __init__(self, channel: int, write: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, channel: int, write: Callable[[bytes], None], counts: ChannelCounts, vhost_counts: PublishCounts
+    ) -> None:
         self.last_answered = 0  # sequence number of the last publish that was acked or nacked
         self.flushes_pending = 0
         self._channel = channel
         self._write = write
+        self._counts = counts
+        self._vhost_counts = vhost_counts
         self._nacked: set[int] = set()  # sequence numbers after last_answered
         self._is_open = True
 
@@ -56,13 +71,17 @@ class ChannelConfirms:
             return
         first = self.last_answered + 1
         self.last_answered = sequence
+        acked = sequence - first + 1
         if self._nacked:
             nacked = self._nacked
+            acked -= sum(first <= number <= sequence for number in nacked)
             self._nacked = {number for number in nacked if number > sequence}
             while sequence >= first and sequence in nacked:  # a tag is answered once
                 sequence -= 1
             if sequence < first:
                 return
+        self._counts.confirm += acked
+        self._vhost_counts.confirmed += acked
         self._write(confirm(self._channel, sequence, multiple=sequence > first))
 
     def nack(self, sequence: int) -> None:

@@ -102,6 +102,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         transport = self.transport
         transport.last_read = self._loop_time()
+        counts = transport.counts
+        counts.received_bytes += len(data)
+        counts.reads += 1
         if self.stage is Stage.CLOSED:
             return
         if self._unprocessed:
@@ -169,7 +172,8 @@ class Connection(asyncio.Protocol):
             self._unprocessed = data
             return b""
         self.stage = Stage.START
-        self.transport.write(handshake.start_frame(self.context.config))
+        cluster_name = self.context.broker.global_parameters.cluster_name
+        self.transport.write(handshake.start_frame(self.context.config, cluster_name))
         return data[8:]
 
     def method_ended(self) -> None:

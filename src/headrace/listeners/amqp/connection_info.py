@@ -28,7 +28,7 @@ class AmqpClient:
 
     def describe(self) -> dict[str, Any]:
         connection = self._connection
-        properties = connection.client_properties
+        properties, counts = connection.client_properties, connection.transport.counts
         return {
             "name": self._name,
             "user_provided_name": properties.get("connection_name"),
@@ -51,11 +51,11 @@ class AmqpClient:
             "channel_max": connection.channel_max,
             "channels": len(connection.channels),
             "client_properties": properties,
-            "recv_oct": connection.scanner.bytes,
-            "recv_cnt": connection.scanner.messages,
-            "send_oct": 0,
-            "send_cnt": 0,
-            "send_pend": 0,
+            "recv_oct": counts.received_bytes,
+            "recv_cnt": counts.reads,
+            "send_oct": counts.sent_bytes,
+            "send_cnt": counts.writes,
+            "send_pend": connection.transport.output_bytes,
             "reductions": 0,
         }
 
@@ -90,6 +90,7 @@ class AmqpClient:
             "prefetch_count": channel.prefetch,
             "global_prefetch_count": channel.prefetch_global,
             "reductions": 0,
+            "message_stats": _message_stats(channel),
             "connection_details": {
                 "name": self._name,
                 "peer_host": self._peer[0],
@@ -122,6 +123,24 @@ class AmqpClient:
 
     def close_for(self, reason: str) -> None:
         self._connection.close(CONNECTION_FORCED, f"CONNECTION_FORCED - {reason}")
+
+
+def _message_stats(channel: Channel) -> dict[str, int]:
+    counts, state = channel.counts, channel.state
+    return {
+        "publish": state.messages,
+        "confirm": counts.confirm,
+        "return_unroutable": counts.returned,
+        "drop_unroutable": counts.dropped + state.dropped,
+        "deliver": counts.deliver,
+        "deliver_no_ack": counts.deliver_no_ack,
+        "get": counts.get,
+        "get_no_ack": counts.get_no_ack,
+        "get_empty": counts.get_empty,
+        "deliver_get": counts.deliver + counts.deliver_no_ack + counts.get + counts.get_no_ack,
+        "redeliver": counts.redeliver,
+        "ack": counts.ack,
+    }
 
 
 def _address_text(host: str, port: int) -> str:

@@ -9,6 +9,7 @@ from headrace.broker.queues.view import View
 from headrace.broker.types.message import Message
 from headrace.errors import HeadraceError
 from headrace.listeners.amqp.consumer_timeouts import WatchedDeliveries
+from headrace.listeners.amqp.counts import ChannelCounts
 from headrace.listeners.amqp.session import Session
 from headrace.listeners.amqp.transport import AmqpTransport
 from headrace.wire.amqp.deliver import DeliveryEncoder, Encoded
@@ -34,6 +35,7 @@ class ConsumerChannel(Protocol):
 
     number: int
     state: ChannelState
+    counts: ChannelCounts
     session: Session
     transport: AmqpTransport
     prefetch_global: int
@@ -118,10 +120,19 @@ class AmqpConsumer:
         count = encoded.count
         if count:
             self._transport.deliver(encoded.frames, count, encoded.body_bytes)
+            self._count(count, encoded.redelivered)
             if self.watched is not None:
                 next_tag = self.tags.next_tag
                 self.watched.delivered(next_tag - count, next_tag)
         return encoded
+
+    def _count(self, count: int, redelivered: int) -> None:
+        counts = self._channel.counts
+        if self.no_ack:
+            counts.deliver_no_ack += count
+        else:
+            counts.deliver += count
+        counts.redeliver += redelivered
 
     def deliver_message(self, view: View, offset: int, message: Message, redelivered: bool) -> None:
         tag = self.tags.add(-1 if self.no_ack else self._source(view).number, offset)
@@ -138,6 +149,7 @@ class AmqpConsumer:
             routing_key=message.routing_key,
         )
         self._transport.deliver(frames, 1, len(message.body))
+        self._count(1, int(redelivered))
         if self.watched is not None:
             self.watched.delivered(tag, tag + 1)
 

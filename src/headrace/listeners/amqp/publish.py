@@ -56,7 +56,7 @@ def target(session: Session, exchange_name: bytes, key: bytes, bits: int) -> Tar
         durable = durable or is_disk(queue)
     if not route.queues:
         slow = slow or bool(bits & MANDATORY) or key.startswith(REPLY_KEY)
-    return Target(route.queues, slow, durable)
+    return Target(route.queues, slow, durable, exchange.counts)
 
 
 def is_disk(queue: Queue) -> bool:
@@ -101,17 +101,20 @@ def route_message(channel: Channel, method: bytes, properties: bytes, body: byte
     now_ms = context.clock.now_ms()
     if not exchange_name and key.startswith(PREFIX):
         channel.state.went_to(NOWHERE)
-        if not context.replies.deliver(found) and bits & MANDATORY:
-            _return(channel, found)
+        exchange.counts.published += 1
+        if not context.replies.deliver(found):
+            _unroutable(channel, exchange, found, is_mandatory=bool(bits & MANDATORY))
         return True
     queues, waits_in = session.vhost.delays.route(exchange, found, now_ms, keys)
     if not waits_in:
         channel.state.went_to(Target(queues, slow=True, durable=False))
     if any(delaying.durable for delaying in waits_in) or any(is_disk(queue) for queue in queues):
         channel.state.touched_disk = True
+    exchange.counts.published += 1
+    exchange.counts.routed += len(queues)
     if not queues:
-        if bits & MANDATORY and not waits_in:
-            _return(channel, found)
+        if not waits_in:
+            _unroutable(channel, exchange, found, is_mandatory=bool(bits & MANDATORY))
         return True
     accepted = [queue.publish(found, now_ms) for queue in queues]
     if not all(accepted) and channel.confirms is not None:
@@ -145,12 +148,15 @@ def _receivers(session: Session, exchange: Exchange, found: Message) -> list[str
 def _reply_address(channel: Channel, found: Message) -> None:
     if not found.properties[0] & 0x02 or property_of(found.properties, "reply_to") != PSEUDO_QUEUE:
         return
-    if channel.reply_token is None:
+    if channel.reply_consumer is None:
         raise ChannelError(protocol.PRECONDITION_FAILED, "fast reply consumer does not exist")
-    found.properties = edit(found.properties, {"reply_to": PREFIX + channel.reply_token})
+    found.properties = edit(found.properties, {"reply_to": PREFIX + channel.reply_consumer.token})
 
 
-def _return(channel: Channel, found: Message) -> None:
+def _unroutable(channel: Channel, exchange: Exchange, found: Message, *, is_mandatory: bool) -> None:
+    channel.counts.unroutable(exchange.counts, is_returned=is_mandatory)
+    if not is_mandatory:
+        return
     channel.context.stats.count("returned")
     channel.write(
         content_frames(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.broker.metrics.counters import ListenerStats
+from headrace.listeners.amqp.counts import SocketCounts
 from headrace.listeners.common.addresses import source_of
 from headrace.listeners.common.backpressure import ALARM
 from headrace.wire.amqp import protocol
@@ -33,11 +34,11 @@ class AmqpTransport:
         self.is_writable = True
         self.heartbeat_s = 0
         self.peer: Any = None
-        self.source = ""
         self.own_address: Any = None
         self.last_read = 0.0
         self.in_method = False  # see write_after_method
         self.paused_for: set[str] = set()
+        self.counts = SocketCounts()
         self._stats = stats
         self._loop = loop
         self._now = loop.time
@@ -54,7 +55,6 @@ class AmqpTransport:
         self._stream = stream
         self._write = stream.write
         self.peer = stream.get_extra_info("peername")
-        self.source = source_of(self.peer[0] if self.peer else None)
         self.own_address = stream.get_extra_info("sockname")
         sock = stream.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -62,17 +62,28 @@ class AmqpTransport:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         stream.set_write_buffer_limits(high=write_high)
 
+    @property
+    def source(self) -> str:
+        """The client's address or network, see addresses.source_of."""
+        return source_of(self.peer[0] if self.peer else None)
+
     # Writing.
 
     def write(self, data: bytes) -> None:
         if not self.is_closed:
             self._last_write = self._now()
             self._write(data)
+            counts = self.counts
+            counts.sent_bytes += len(data)
+            counts.writes += 1
 
     def deliver(self, frames: bytes, count: int, size: int) -> None:
         """Writes the frames of `count` messages with bodies of `size` bytes."""
         self._last_write = self._now()
         self._write(frames)
+        counts = self.counts
+        counts.sent_bytes += len(frames)
+        counts.writes += 1
         stats = self._stats
         stats.messages_out += count
         stats.bytes_out += size

@@ -38,10 +38,10 @@ class KafkaClient:
             "channel_max": 0,
             "channels": 0,
             "client_properties": {"product": connection.client_id} if connection.client_id else {},
-            "recv_oct": 0,
+            "recv_oct": connection.received_bytes,
             "recv_cnt": connection.requests,
-            "send_oct": 0,
-            "send_cnt": 0,
+            "send_oct": connection.sent_bytes,
+            "send_cnt": connection.writes,
             "send_pend": 0,
             "reductions": 0,
         }

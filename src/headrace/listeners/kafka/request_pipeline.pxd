@@ -56,6 +56,7 @@ cdef class RequestPipeline:
     cdef public str client_id
     cdef str _known_client                  # client id of the last request
     cdef readonly long long requests
+    cdef readonly long long received_bytes, sent_bytes, writes
 
     cdef Request request_of(self, bytearray buffer, Py_ssize_t size)
     cdef int start(self, Request request) except -1

@@ -161,6 +161,7 @@ cdef class RequestPipeline:
         cdef bytearray buffer
         cdef Py_ssize_t size
         cdef Request request
+        self.received_bytes += count
         try:
             for buffer, size in self._frames.arrived(count):
                 if self.login is RAW_TOKEN:
@@ -332,6 +333,9 @@ cdef class RequestPipeline:
         self._answer_bytes -= total
         if self.is_closed:
             return 0
+        if pieces:
+            self.sent_bytes += total
+            self.writes += 1
         if has_files:
             if pieces:
                 self._send_files(pieces)

@@ -17,6 +17,9 @@ class Encoded:
     @property
     def body_bytes(self) -> int: ...
     @property
+    def redelivered(self) -> int:
+        """How many of `count` have the redelivered flag."""
+    @property
     def needs_message(self) -> bool:
         """Whether the record at next_offset must be delivered as a message, by Python."""
     @property

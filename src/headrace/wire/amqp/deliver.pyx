@@ -130,6 +130,7 @@ cdef class Encoded:
     cdef readonly int64_t next_offset       # the first offset that is neither delivered nor in a gap
     cdef readonly Py_ssize_t count
     cdef readonly Py_ssize_t body_bytes
+    cdef readonly Py_ssize_t redelivered    # of count
     cdef readonly bint needs_message        # the record at next_offset must be delivered as a message, by Python
     cdef readonly object gaps               # ranges below next_offset without a record: control batches, compaction
     cdef Py_ssize_t used                    # of the scratch buffer
@@ -300,5 +301,6 @@ cdef class DeliveryEncoder:
         p = put_body(p + 1, channel, record.value, body_size, piece_max)
         out.used += p - start
         out.body_bytes += body_size
+        out.redelivered += redelivered
         out.count += 1
         return 0

@@ -1,5 +1,6 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from headrace.publish_counts cimport PublishCounts
 from headrace.wire.amqp.tags cimport TagRing
 
 cdef class Target:
@@ -7,6 +8,7 @@ cdef class Target:
     cdef list writers
     cdef readonly bint slow
     cdef readonly bint durable
+    cdef PublishCounts counts
 
     cdef int open(self) except -1
 
@@ -28,6 +30,8 @@ cdef class ChannelState:
     cdef public bint tx
     cdef public bint touched_disk
     cdef public uint64_t sequence
+    cdef readonly uint64_t messages
+    cdef readonly uint64_t dropped
     cdef Runs runs
     cdef bint acked
     cdef bint published

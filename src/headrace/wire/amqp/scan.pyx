@@ -19,6 +19,7 @@ from headrace.record.amqp.validate cimport (
 )
 from headrace.record.raw cimport get16, get32, get64
 from headrace.record.amqp.trace_headers cimport TRACES_MAX, Trace, find_traces
+from headrace.publish_counts cimport PublishCounts
 from headrace.wire.amqp.tags cimport TagRing
 
 from headrace.errors import BatchTooLarge
@@ -72,13 +73,15 @@ cdef class Target:
 
     The owners are the queues; see Owner in scan.pyi. open_writer(target) is called once per flush and registers the
     target with the owner, which calls target.reset() when it takes the batch out of the writer. seal() closes a batch
-    that has grown large; the writer stays the same.
+    that has grown large; the writer stays the same. `counts` are those of the exchange; a message that Python handles
+    is counted there by Python.
     """
 
-    def __init__(self, owners, bint slow, bint durable):
+    def __init__(self, owners, bint slow, bint durable, PublishCounts counts=None):
         self.owners = list(owners)
         self.slow = slow
         self.durable = durable
+        self.counts = counts if counts is not None else PublishCounts()
         self.writers = None
 
     def reset(self):
@@ -123,7 +126,8 @@ cdef class Runs:
 
 
 cdef class ChannelState:
-    """The scanner's state of one channel. The listener sets the public fields."""
+    """The scanner's state of one channel. The listener sets the public fields. `messages` counts all publishes, `dropped`
+    those that the scanner routed to no queue."""
 
     def __init__(self, int number):
         self.number = number
@@ -410,9 +414,11 @@ cdef class Scanner:
         const uint8_t* body, Py_ssize_t body_size,
     ) except -1:
         cdef bytes method = channel.method
+        cdef Py_ssize_t copies
         cdef bint stop
         channel.state = IDLE
         channel.sequence += 1
+        channel.messages += 1
         if not channel.published:
             channel.published = True
             self.published.append(channel)
@@ -428,6 +434,12 @@ cdef class Scanner:
             return stop
         self.messages += 1
         self.bytes += body_size
+        copies = len(channel.target.owners)
+        channel.target.counts.published += 1
+        channel.target.counts.routed += copies
+        if copies == 0:
+            channel.target.counts.dropped += 1
+            channel.dropped += 1
         if channel.target.durable:
             channel.touched_disk = True
         if channel.runs is not None and channel.runs.last is not channel.target:

@@ -22,15 +22,20 @@ async def get(channel: Channel, method: commands.Basic.Get) -> None:
         return  # closed while it waited: a message delivered now would stay unacknowledged for ever
     if queue.is_deleted:
         raise QueueNotFound(channel.session.vhost.name, queue.name)
-    found = queue.get()
+    found = queue.get(no_ack=method.no_ack)
+    counts = channel.counts
     if found is None:
+        counts.get_empty += 1
         channel.write(frame(channel.number, commands.Basic.GetEmpty))
         return
     view, offset, message, redelivered = found
     source = channel.getter(queue, view)
     tag = channel.state.tags.add(-1 if method.no_ack else source.number, offset)
+    counts.redeliver += redelivered
     if method.no_ack:
-        queue.settle(view, offset, offset + 1)
+        counts.get_no_ack += 1
+    else:
+        counts.get += 1
     frames = content_frames(
         channel.number,
         commands.Basic.GetOk,

@@ -147,7 +147,7 @@ def log_in(method: commands.Connection.StartOk, peer: Any, users: Users, protect
 # The handshake.
 
 
-def server_properties(config: Config) -> dict[str, Any]:
+def server_properties(config: Config, cluster_name: str) -> dict[str, Any]:
     as_rabbitmq = config.amqp_product == "rabbitmq"
     return {
         "product": "RabbitMQ" if as_rabbitmq else "Headrace",
@@ -155,18 +155,18 @@ def server_properties(config: Config) -> dict[str, Any]:
         "platform": f"Python {platform.python_version()}",
         "copyright": "",
         "information": "Licensed under the Apache License 2.0",
-        "cluster_name": f"headrace@{platform.node()}",
+        "cluster_name": cluster_name,
         "capabilities": CAPABILITIES,
     }
 
 
-def start_frame(config: Config) -> bytes:
+def start_frame(config: Config, cluster_name: str) -> bytes:
     return frame(
         0,
         commands.Connection.Start,
         version_major=0,
         version_minor=9,
-        server_properties=server_properties(config),
+        server_properties=server_properties(config, cluster_name),
         mechanisms="PLAIN AMQPLAIN",
         locales="en_US",
     )

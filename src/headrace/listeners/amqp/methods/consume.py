@@ -11,7 +11,7 @@ from headrace.broker.queues.stream_queue import StreamQueue
 from headrace.broker.streams.partition import when_loaded
 from headrace.broker.vhosts.declarations import server_name
 from headrace.errors import LimitReached, QueueNotFound
-from headrace.listeners.amqp.channel import Channel
+from headrace.listeners.amqp.channel import Channel, ReplyConsumer
 from headrace.listeners.amqp.consumer import AmqpConsumer
 from headrace.listeners.amqp.direct_reply import PSEUDO_QUEUE
 from headrace.listeners.amqp.errors import ChannelError
@@ -102,10 +102,9 @@ def _begin(channel: Channel, consumer: AmqpConsumer, method: commands.Basic.Cons
 def _consume_replies(channel: Channel, method: commands.Basic.Consume, tag: str) -> None:
     if not method.no_ack:
         raise ChannelError(PRECONDITION_FAILED, "reply consumer cannot acknowledge")
-    if channel.reply_token is not None:
+    if channel.reply_consumer is not None:
         raise ChannelError(PRECONDITION_FAILED, "reply consumer already set")
-    channel.reply_token = channel.context.replies.add(channel)
-    channel.reply_tag = tag
+    channel.reply_consumer = ReplyConsumer(channel.context.replies.add(channel), tag)
     if not method.nowait:
         channel.write(frame(channel.number, commands.Basic.ConsumeOk, consumer_tag=tag))
 
@@ -118,8 +117,8 @@ async def cancel(channel: Channel, method: commands.Basic.Cancel) -> None:
         deletion = consumer.queue.remove_consumer(consumer)
         if deletion is not None:
             await deletion
-    elif channel.reply_token is not None and channel.reply_tag == method.consumer_tag:
-        channel.context.replies.remove(channel.reply_token)
-        channel.reply_token = None
+    elif channel.reply_consumer is not None and channel.reply_consumer.tag == method.consumer_tag:
+        channel.context.replies.remove(channel.reply_consumer.token)
+        channel.reply_consumer = None
     if not method.nowait:
         channel.write(frame(channel.number, commands.Basic.CancelOk, consumer_tag=method.consumer_tag))

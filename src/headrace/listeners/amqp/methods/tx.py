@@ -19,7 +19,8 @@ def confirm_select(channel: Channel, method: commands.Confirm.Select) -> None:
         raise ChannelError(PRECONDITION_FAILED, "cannot switch from tx to confirm mode")
     if channel.confirms is None:
         channel.connection.after_feed()
-        channel.confirms = ChannelConfirms(channel.number, channel.write)
+        vhost_counts = channel.session.vhost.routing.counts
+        channel.confirms = ChannelConfirms(channel.number, channel.write, channel.counts, vhost_counts)
         channel.state.confirms = True
         channel.state.sequence = 0  # the first publish after this has number 1
     if not method.nowait:

@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from headrace.broker.vhosts import definitions
 from headrace.errors import InvalidInput
-from headrace.listeners.http.management import representations
 from headrace.listeners.http.management.parameters import (
     body_of,
     encode,
@@ -36,7 +35,7 @@ async def export(site: HttpContext, request: Request) -> Response:
         "product_name": "Headrace",
         "product_version": __version__,
         "rabbitmq_definition_format": "cluster",
-        "original_cluster_name": representations.NODE,
+        "original_cluster_name": site.broker.global_parameters.cluster_name,
         "explanation": "Definitions of Headrace",
     }
     document |= await definitions.export(site.broker)
@@ -53,8 +52,22 @@ async def export(site: HttpContext, request: Request) -> Response:
 
 
 async def export_vhost(site: HttpContext, request: Request) -> Response:
-    found = await definitions.export(site.broker, host_of(site, request).name)
-    return json_response({"rabbit_version": RABBITMQ_VERSION, **found})
+    host = host_of(site, request)
+    found = await definitions.export(site.broker, host.name)
+    metadata = definitions.metadata_json(host)
+    head = {
+        "rabbit_version": RABBITMQ_VERSION,
+        "rabbitmq_version": RABBITMQ_VERSION,
+        "product_name": "Headrace",
+        "product_version": __version__,
+        "rabbitmq_definition_format": "single_virtual_host",
+        "original_vhost_name": host.name,
+        "explanation": f"Definitions of virtual host '{host.name}'",
+        "metadata": metadata,
+        **metadata,
+        "limits": dict(host.limits),
+    }
+    return json_response({**head, **found})
 
 
 async def import_(site: HttpContext, request: Request) -> Response:

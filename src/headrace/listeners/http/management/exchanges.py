@@ -190,8 +190,9 @@ async def bind(site: HttpContext, request: Request) -> Response:
     arguments = table(fields.get("arguments"), "arguments")
     _check_key(request, host, source, key)
     await host.bind(source, destination, key, arguments)
-    properties_key = Binding(source, destination, key, arguments).properties_key
-    location = f"/api{request.scope['path'].removeprefix('/api').rstrip('/')}/{quote(properties_key, safe='~')}"
+    # Relative to the request's path, as in RabbitMQ: a proxy may serve this API under another path.
+    names = (destination.name, Binding(source, destination, key, arguments).properties_key)
+    location = "/".join(quote(name, safe="~", errors="surrogateescape") for name in names)
     return Response(status_code=201, headers={"location": location})
 
 

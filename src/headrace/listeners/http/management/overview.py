@@ -15,11 +15,13 @@ from headrace.broker.metrics.history import Sample
 from headrace.broker.queues.queue import Queue
 from headrace.broker.routing.exchanges import KIND_NAMES
 from headrace.broker.types.message import NO_PROPERTIES, Message
+from headrace.broker.vhosts.definitions import metadata_json
+from headrace.broker.vhosts.global_parameters import NODE
 from headrace.broker.vhosts.publish_message import publish_message
 from headrace.broker.vhosts.settings import LIMIT_MAX, parse_metadata
 from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.errors import Conflict, InvalidInput, NotFound
-from headrace.listeners.http.management import parameters, representations
+from headrace.listeners.http.management import message_stats, parameters
 from headrace.listeners.http.management.definitions import RABBITMQ_VERSION
 from headrace.listeners.http.management.parameters import JsonObject, json_response, listing, name_of, object_response
 from headrace.listeners.http.management.queues import host_of
@@ -32,6 +34,14 @@ from headrace.version import __version__
 
 ALIVENESS_QUEUE = "aliveness-test"
 RATE_WINDOW_S = 5.0
+DEPRECATED = (
+    ("classic_queue_mirroring", "Mirrored classic queues", False),
+    ("global_qos", "A prefetch for all consumers of a channel together", True),
+    ("management_metrics_collection", "Statistics of messages in the management API", True),
+    ("queue_master_locator", "Queue masters: the node that holds a classic queue", False),
+    ("ram_node_type", "Nodes without a disk", False),
+    ("transient_nonexcl_queues", "Transient queues that are not exclusive", True),
+)
 DAYS = {"days": 1, "weeks": 7, "months": 30, "years": 365}
 
 
@@ -42,6 +52,7 @@ def rates_between(new: Sample, old: Sample) -> dict[str, float]:
         for name in ("records_written", "bytes_written", "bytes_read", "delivered", "acked")
     }
     rate["published"] = max(0.0, sum(new.messages_in.values()) - sum(old.messages_in.values())) / seconds
+    rate |= {name: max(0.0, (value - old.traffic[name]) / seconds) for name, value in new.traffic.items()}
     rate["sent"] = max(0.0, sum(new.messages_out.values()) - sum(old.messages_out.values())) / seconds
     return rate
 
@@ -58,17 +69,13 @@ def totals(site: HttpContext) -> tuple[JsonObject, JsonObject]:
     sample, rate = recent_rates(site)
     counters = {
         "publish": sum(sample.messages_in.values()),
-        "deliver_get": sample.delivered,
-        "ack": sample.acked,
+        **sample.traffic,
+        "disk_reads": site.broker.storage.counters.records_read,
         "disk_writes": sample.records_written,
     }
-    rates = {
-        "publish": rate["published"],
-        "deliver_get": rate["delivered"],
-        "ack": rate["acked"],
-        "disk_writes": rate["records_written"],
-    }
-    return queue_totals(sample.ready, sample.unacked), representations.with_rates(counters, rates)
+    rates = {"publish": rate["published"], "disk_writes": rate["records_written"]}
+    rates |= {name: rate[name] for name in sample.traffic}
+    return queue_totals(sample.ready, sample.unacked), message_stats.with_rates(counters, rates)
 
 
 def queue_totals(ready: int, unacked: int) -> JsonObject:
@@ -89,9 +96,9 @@ async def totals_of(site: HttpContext, queues: list[Queue], user: str) -> tuple[
     unacked = sum(await yielding.map(lambda queue: queue.unacked, queues))
     counters: Counter[str] = Counter(dict.fromkeys(("publish", "deliver_get", "ack"), 0))
     async for queue in yielding.each(queues):
-        counters.update(representations.queue_counters(queue))
+        counters.update(message_stats.queue_counters(queue))
     rates = site.rates.of(("overview", user), site.broker.clock.monotonic(), counters)
-    return queue_totals(ready, unacked), representations.with_rates(counters, rates)
+    return queue_totals(ready, unacked), message_stats.with_rates(counters, rates)
 
 
 async def overview(site: HttpContext, request: Request) -> Response:
@@ -101,7 +108,7 @@ async def overview(site: HttpContext, request: Request) -> Response:
     channels = sum(await yielding.map(lambda client: len(client.describe_channels()), clients))
     queues = [queue for host in hosts for queue in host.queues.values()]
     is_monitor = caller.is_one_of(MONITORING)
-    depths, message_stats = totals(site) if is_monitor else await totals_of(site, queues, caller.name)
+    depths, stats = totals(site) if is_monitor else await totals_of(site, queues, caller.name)
     consumers = sum(await yielding.map(lambda queue: len(queue.consumers), queues))
     return object_response(
         request,
@@ -113,7 +120,7 @@ async def overview(site: HttpContext, request: Request) -> Response:
             "rates_mode": "basic",
             "sample_retention_policies": {"global": [600], "basic": [600], "detailed": [600]},
             "exchange_types": [{"name": kind, "description": "", "enabled": True} for kind in KIND_NAMES],
-            "cluster_name": representations.NODE,
+            "cluster_name": site.broker.global_parameters.cluster_name,
             "cluster_tags": {},
             "node_tags": {},
             "default_queue_type": "classic",
@@ -123,7 +130,7 @@ async def overview(site: HttpContext, request: Request) -> Response:
             "disable_stats": False,
             "is_op_policy_updating_enabled": True,
             "enable_queue_totals": True,
-            "message_stats": message_stats,
+            "message_stats": stats,
             "churn_rates": churn(site),
             "queue_totals": depths,
             "object_totals": {
@@ -134,9 +141,9 @@ async def overview(site: HttpContext, request: Request) -> Response:
                 "queues": len(queues),
             },
             "statistics_db_event_queue": 0,
-            "node": representations.NODE,
+            "node": NODE,
             "listeners": listeners(site),
-            "contexts": [{"node": representations.NODE, **context} for context in contexts(site)],
+            "contexts": [{"node": NODE, **context} for context in contexts(site)],
         },
     )
 
@@ -166,7 +173,7 @@ def listeners(site: HttpContext) -> list[JsonObject]:
             host, _, port = address.rpartition(":")
             found.append(
                 {
-                    "node": representations.NODE,
+                    "node": NODE,
                     "protocol": listener,
                     "ip_address": host.strip("[]"),
                     "port": int(port),
@@ -199,7 +206,7 @@ def node_json(site: HttpContext) -> JsonObject:
     uptime = broker.clock.now_ms() - broker.stats.started_ms
     pressure = broker.pressure
     return {
-        "name": representations.NODE,
+        "name": NODE,
         "type": "disc",
         "running": True,
         "being_drained": False,
@@ -259,7 +266,7 @@ async def nodes(site: HttpContext, request: Request) -> Response:
 
 
 def _check_node(request: Request) -> None:
-    if name_of(request, "name") != representations.NODE:
+    if name_of(request, "name") != NODE:
         raise NotFound("unknown node")
 
 
@@ -275,8 +282,26 @@ async def node_memory(site: HttpContext, request: Request) -> Response:
     return json_response({"memory": {"total": total, "strategy": "rss", "other_proc": used}})
 
 
-async def cluster_name(site: HttpContext, request: Request) -> Response:
-    return json_response({"name": representations.NODE})
+async def version(site: HttpContext, request: Request) -> Response:
+    """The version of RabbitMQ whose API this is: tools choose by it what to ask for."""
+    return json_response(RABBITMQ_VERSION)
+
+
+async def deprecated_features(site: HttpContext, request: Request) -> Response:
+    """RabbitMQ's deprecated features, and whether this broker has them."""
+    return json_response(
+        [
+            {
+                "name": name,
+                "desc": text,
+                "deprecation_phase": "permitted_by_default" if is_here else "removed",
+                "state": "permitted" if is_here else "denied",
+                "doc_url": "",
+                "provided_by": "rabbit",
+            }
+            for name, text, is_here in DEPRECATED
+        ]
+    )
 
 
 async def empty(site: HttpContext, request: Request) -> Response:
@@ -298,36 +323,32 @@ async def auth(site: HttpContext, request: Request) -> Response:
 # Virtual hosts
 
 
-async def vhost_json(host: VirtualHost) -> JsonObject:
+async def vhost_json(site: HttpContext, host: VirtualHost) -> JsonObject:
     yielding, queues = YieldEvery(), list(host.queues.values())
     ready = sum(await yielding.map(lambda queue: 0 if queue.is_stream else queue.ready, queues))
     unacked = sum(await yielding.map(lambda queue: queue.unacked, queues))
-    about = host.metadata
-    metadata: JsonObject = {
-        "description": about.description or ("Default virtual host" if host.name == "/" else ""),
-        "tags": list(about.tags),
-        "default_queue_type": about.default_queue_type,
-    }
+    metadata = metadata_json(host)
     return {
         "name": host.name,
         **metadata,
         "metadata": metadata,
         "tracing": False,
-        "cluster_state": {representations.NODE: "running"},
+        "cluster_state": {NODE: "running"},
         "messages": ready + unacked,
         "messages_ready": ready,
         "messages_unacknowledged": unacked,
+        "message_stats": message_stats.measured(site, ("vhost", host.name), await message_stats.vhost_counters(host)),
         "protected_from_deletion": False,
     }
 
 
 async def vhosts(site: HttpContext, request: Request) -> Response:
-    shaped = [await vhost_json(host) for host in sorted(visible_hosts(site, request), key=lambda host: host.name)]
+    shaped = [await vhost_json(site, host) for host in sorted(visible_hosts(site, request), key=lambda host: host.name)]
     return await listing(site, request, shaped, lambda shape: shape)
 
 
 async def vhost(site: HttpContext, request: Request) -> Response:
-    return object_response(request, await vhost_json(host_of(site, request)))
+    return object_response(request, await vhost_json(site, host_of(site, request)))
 
 
 async def put_vhost(site: HttpContext, request: Request) -> Response:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from headrace.broker.cooperative import YieldEvery
 from headrace.broker.metrics.history import INTERVAL_S, QUEUES_PER_SECOND, Sample
 from headrace.broker.types.vhost_names import DEFAULT
-from headrace.listeners.http.management import representations
+from headrace.broker.vhosts.global_parameters import NODE
 from headrace.listeners.http.management.overview import memory_bytes, rates_between, recent_rates, totals_of
 from headrace.listeners.http.management.parameters import JsonObject, encode, number, object_response, query_of
 from headrace.listeners.http.management.visibility import visible_clients, visible_hosts
@@ -135,7 +135,7 @@ async def overview(site: HttpContext, request: Request) -> Response:
     streams = [stream for stream in broker.streams if stream.vhost in seen]
     sizes = await YieldEvery().map(lambda s: sum(p.size_bytes for p in s.partitions), streams)
     shape: JsonObject = {
-        "node": representations.NODE,
+        "node": NODE,
         "started": broker.stats.started_ms,
         "durability": broker.config.durability,
         "addresses": site.addresses,

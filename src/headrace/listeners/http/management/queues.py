@@ -10,7 +10,7 @@ from headrace.broker.queues.queue import Queue
 from headrace.broker.types.message import Message, from_record
 from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.errors import HeadraceError, InvalidInput
-from headrace.listeners.http.management import parameters, representations
+from headrace.listeners.http.management import message_stats, parameters, representations
 from headrace.listeners.http.management.parameters import (
     JsonObject,
     body_of,
@@ -62,19 +62,26 @@ async def list_in_vhost(site: HttpContext, request: Request) -> Response:
 
 
 async def _list(site: HttpContext, request: Request, queues: Iterable[Queue]) -> Response:
+    with_samples = _wants_samples(request)
     return await listing(
         site,
         request,
         queues,
-        lambda queue: representations.queue_json(site, queue),
+        lambda queue: representations.queue_json(site, queue, with_samples=with_samples),
         name=lambda queue: queue.name,
         quick=representations.QUEUE_COLUMNS,
     )
 
 
+def _wants_samples(request: Request) -> bool:
+    query = parameters.query_of(request)
+    return "lengths_age" in query and "lengths_incr" in query
+
+
 async def get(site: HttpContext, request: Request) -> Response:
     queue = queue_of(site, request)
-    shape = representations.queue_json(site, queue)
+    await message_stats.load_head(queue)
+    shape = representations.queue_json(site, queue, with_samples=_wants_samples(request))
     shape["consumer_details"] = [
         consumer
         for client in site.broker.clients.all()

@@ -2,54 +2,32 @@
 
 import base64
 import binascii
-import platform
 from collections.abc import Mapping
 from typing import Any
 
 from headrace.broker.queues.queue import Queue
-from headrace.broker.routing.exchanges import Binding, Exchange
+from headrace.broker.queues.queue_arguments import CLASSIC
+from headrace.broker.routing.exchanges import Binding, Exchange, packed
 from headrace.broker.types.message import NO_PROPERTIES, Message, expiration_fault
+from headrace.broker.vhosts.global_parameters import NODE
 from headrace.broker.vhosts.policies import Policy
 from headrace.errors import CorruptProperties, InvalidInput
+from headrace.listeners.http.management import message_stats
 from headrace.listeners.http.management.parameters import JsonObject
 from headrace.listeners.http.server.context import HttpContext
 from headrace.listeners.http.server.requests import whole_number
 from headrace.record.amqp.properties import PROPERTIES, Timestamp, decode_properties, encode_properties
 from headrace.wire.http.amqp import as_json
 
-NODE = f"headrace@{platform.node() or 'localhost'}"
 DEFAULT_EXCHANGE = "amq.default"
 USER = "guest"
 
 
-def with_rates(counters: Mapping[str, int], rates: Mapping[str, float]) -> JsonObject:
-    """RabbitMQ's message_stats: each count with its rate. Counts are integers: tools written in Go refuse 7.0."""
-    stats: JsonObject = {}
-    for name, value in counters.items():
-        stats[name] = value
-        stats[f"{name}_details"] = {"rate": round(rates.get(name, 0.0), 2)}
-    return stats
-
-
-def queue_counters(queue: Queue) -> dict[str, int]:
-    """Counters of a queue. Publishes are not counted as they arrive, so the end of the logs stands for them."""
-    return {
-        "publish": sum(view.partition.end_offset for view in queue.views),
-        "deliver_get": queue.delivered,
-        "ack": queue.acked,
-        "redeliver": queue.redelivered,
-    }
-
-
-def queue_json(site: HttpContext, queue: Queue) -> JsonObject:
-    ready, unacked = queue.ready, queue.unacked
-    now_s = site.broker.clock.monotonic()
-    counters = queue_counters(queue)
-    rates = site.rates.of(("queue", queue.vhost.name, queue.name), now_s, counters)
+def queue_json(site: HttpContext, queue: Queue, *, with_samples: bool = False) -> JsonObject:
+    messages = message_stats.queue_json(site, queue, with_samples=with_samples)
     consumers = len(queue.consumers)
     size = sum(view.partition.size_bytes for view in queue.views)
     policy = queue.policy
-    depth_rate = rates["publish"] - rates["ack"]
     shape: JsonObject = {
         "name": queue.name,
         "vhost": queue.vhost.name,
@@ -66,18 +44,12 @@ def queue_json(site: HttpContext, queue: Queue) -> JsonObject:
         "consumers": consumers,
         "consumer_capacity": 1.0 if consumers else 0,
         "consumer_utilisation": 1.0 if consumers else 0,
-        "messages": ready + unacked,
-        "messages_details": {"rate": round(depth_rate, 2)},
-        "messages_ready": ready,
-        "messages_ready_details": {"rate": round(rates["publish"] - rates["deliver_get"], 2)},
-        "messages_unacknowledged": unacked,
-        "messages_unacknowledged_details": {"rate": round(rates["deliver_get"] - rates["ack"], 2)},
+        **messages,
         "message_bytes": size,
         "message_bytes_ready": size,
         "message_bytes_unacknowledged": 0,
-        "messages_persistent": ready + unacked if queue.durable else 0,
-        "messages_ram": 0 if queue.durable else ready + unacked,
-        "message_stats": with_rates(counters, rates),
+        "messages_persistent": messages["messages"] if queue.durable else 0,
+        "messages_ram": 0 if queue.durable else messages["messages"],
         "memory": 0 if queue.durable else size,
         "exclusive_consumer_tag": None,
         "single_active_consumer_tag": queue.consumers.active.tag if queue.consumers.active is not None else None,
@@ -94,6 +66,13 @@ def queue_json(site: HttpContext, queue: Queue) -> JsonObject:
             "dead_letter_routing_key": policy.dead_letter_key,
         },
     }
+    idle_since = message_stats.idle_since(queue)
+    if idle_since is not None:  # as in RabbitMQ, only while it is idle
+        shape["idle_since"] = idle_since
+    if not queue.is_stream:
+        shape["head_message_timestamp"] = message_stats.head_timestamp(site, queue)
+    if policy.kind != CLASSIC:
+        shape |= {"leader": NODE, "members": [NODE], "online": [NODE]}
     return shape
 
 
@@ -142,6 +121,9 @@ def exchange_json(site: HttpContext, vhost: str, exchange: Exchange) -> JsonObje
         "internal": exchange.internal,
         "arguments": exchange.arguments,
         "policy": exchange.policy_name,
+        "message_stats": message_stats.measured(
+            site, ("exchange", vhost, exchange.name), message_stats.exchange_counters(exchange)
+        ),
         "user_who_performed_action": "rmq-internal" if not exchange.name or exchange.name[:4] == "amq." else USER,
     }
 
@@ -167,7 +149,7 @@ def default_binding_json(vhost: str, queue: str) -> JsonObject:
         "destination_type": "queue",
         "routing_key": queue,
         "arguments": {},
-        "properties_key": queue,
+        "properties_key": packed(queue),
     }
 
 

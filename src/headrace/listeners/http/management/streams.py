@@ -110,7 +110,7 @@ def row_json(site: HttpContext, row: Row) -> JsonObject:
     end = sum(partition.end_offset for partition in row.partitions)
     counters = {"publish": float(end)}
     if queue is not None:
-        counters |= {"deliver": float(queue.delivered), "ack": float(queue.acked)}
+        counters |= {"deliver": float(queue.counts.deliver_get), "ack": float(queue.counts.ack)}
     rates = site.rates.of(("row", row.vhost, row.name), site.broker.clock.monotonic(), counters)
     settings = stream_settings_text(stream.settings) if stream is not None else {}
     return {

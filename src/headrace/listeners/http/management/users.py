@@ -224,7 +224,12 @@ async def delete_permission(site: HttpContext, request: Request) -> Response:
 
 async def get_topic_permissions(site: HttpContext, request: Request) -> Response:
     vhost, name = _vhost_and_user(site, request)
-    found = [shape for shape in _topic_permissions(site) if (shape["vhost"], shape["user"]) == (vhost, name)]
+    exchange = _exchange(request)
+    found = [
+        shape
+        for shape in _topic_permissions(site)
+        if (shape["vhost"], shape["user"]) == (vhost, name) and exchange in (None, shape["exchange"])
+    ]
     if not found:
         raise NotFound(f"user {name!r} has no topic permissions in vhost {vhost!r}")
     return await _list(site, request, found)
@@ -242,7 +247,15 @@ async def put_topic_permission(site: HttpContext, request: Request) -> Response:
 
 
 async def delete_topic_permission(site: HttpContext, request: Request) -> Response:
-    """Deletes the permissions for all exchanges, or with ?exchange= for one."""
-    exchange = query_of(request).get("exchange")
+    """Deletes the permissions for all exchanges, or for the one that is named in the path or with ?exchange=."""
+    exchange = query_of(request).get("exchange") if _exchange(request) is None else _exchange(request)
     await site.broker.users.clear_topic_permission(*_vhost_and_user(site, request), exchange)
     return parameters.no_content()
+
+
+def _exchange(request: Request) -> str | None:
+    """The exchange in the path, if the path names one."""
+    if "exchange" not in request.path_params:
+        return None
+    name = name_of(request, "exchange")
+    return "" if name == representations.DEFAULT_EXCHANGE else name

@@ -12,10 +12,10 @@ from headrace.broker.broker import Broker
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.view import View
 from headrace.broker.streams.streams import is_topic_name
+from headrace.broker.vhosts.global_parameters import NODE
 from headrace.errors import HeadraceError
 from headrace.listeners.http.management.definitions import RABBITMQ_VERSION
 from headrace.listeners.http.management.overview import memory_bytes
-from headrace.listeners.http.management.representations import NODE
 from headrace.record import codec
 from headrace.record.layout import LOG_APPEND_TIME
 from headrace.version import __version__
@@ -37,21 +37,21 @@ def aggregate(broker: Broker) -> "Iterator[Metric | None]":
     queues = [queue for host in broker.vhosts for queue in host.queues.values()]
     clients = broker.clients.all()
     channels = consumers = 0
-    redelivered, dead = broker.stats.gone.redelivered, broker.stats.gone.dead_lettered
+    redelivered, dead = broker.stats.gone.counts.redeliver, broker.stats.gone.dead_lettered
     for number, client in enumerate(clients):
         channels += client.describe()["channels"]
         if number % OBJECTS_AT_ONCE == 0:
             yield None
     for number, queue in enumerate(queues):
         consumers += len(queue.consumers)
-        redelivered += queue.redelivered
+        redelivered += queue.counts.redeliver
         dead += queue.dead_lettered
         if number % OBJECTS_AT_ONCE == 0:
             yield None
     identity = Gauge(
         "rabbitmq_identity_info", "1; name of the node and the cluster", labels=["rabbitmq_node", "rabbitmq_cluster"]
     )
-    identity.add_metric([NODE, NODE], 1)
+    identity.add_metric([NODE, broker.global_parameters.cluster_name], 1)
     yield identity
     build = Gauge(
         "rabbitmq_build_info",
@@ -133,7 +133,7 @@ def _queues(broker: Broker) -> "Iterator[Metric | None]":
         unacked.add_metric(values, out)
         both.add_metric(values, waiting + out)
         consumers.add_metric(values, len(queue.consumers))
-        redelivered.add_metric(values, queue.redelivered)
+        redelivered.add_metric(values, queue.counts.redeliver)
         dead.add_metric(values, queue.dead_lettered)
         deliveries.add_metric(values, queue.most_returns)
         if waiting + out:

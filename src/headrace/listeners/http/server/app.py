@@ -107,7 +107,11 @@ PAGES: tuple[tuple[str, Handler], ...] = (
     ("/", files.index),
     ("/favicon.ico", files.icon),
     ("/ui/{path:path}", files.file),
+    ("/cli", files.cli_help),
+    ("/cli/", files.cli_help),
+    ("/cli/rabbitmqadmin", files.rabbitmqadmin),
 )
+PAGE_PATHS = frozenset(path for path, _ in PAGES)
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 SAME_ORIGIN = b"same-origin"
 SAME_SITE = frozenset({None, b"none", SAME_ORIGIN})
@@ -142,7 +146,7 @@ class App:
             scope.setdefault("state", {})["share"] = share
             try:
                 _refuse_other_origins(scope)
-                if scope["path"] == "/" or scope["path"].startswith("/ui/") or scope["path"] == "/favicon.ico":
+                if scope["path"] in PAGE_PATHS or scope["path"].startswith("/ui/"):
                     await self._pages(scope, receive, count_and_send)
                 elif scope["path"].startswith("/api/") or scope["path"] == "/api":
                     await self._api(scope, receive, count_and_send)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 from starlette.responses import Response
@@ -11,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.broker.access.protected_mode import ProtectedMode
 from headrace.broker.broker import Broker
 from headrace.broker.metrics.counters import ListenerStats
+from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.receipts import Receipts
 from headrace.config import Config
 from headrace.listeners.http.management.rates import Rates
@@ -32,6 +34,8 @@ class HttpContext:
         self.gate = HttpGate(broker.users, protected_mode, broker.clock.monotonic)
         self.rates = Rates()
         self.receipts = Receipts(asyncio.get_running_loop())
+        # The timestamp of each queue's oldest message, with the offsets it was read for.
+        self.heads: WeakKeyDictionary[Queue, tuple[tuple[int, ...], int | None]] = WeakKeyDictionary()
         wanted = max(BUDGET_BYTES_MIN, 2 * self.config.request_bytes_max)
         self.budget = Budget(min(wanted, broker.pressure.limits.memory_bytes // BUDGET_PART))
         self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()

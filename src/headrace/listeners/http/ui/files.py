@@ -19,6 +19,10 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+CLI_HELP = b"""rabbitmqadmin manages this broker from the command line. It needs Python 3.10 or newer:
+
+    curl -O %s/cli/rabbitmqadmin && python3 rabbitmqadmin help
+"""
 VENDOR = ("vendor/preact.js", "vendor/uplot.js", "vendor/uplot.css")
 # Scripts and styles only from this origin and never inline: names chosen by clients cannot become code.
 POLICY = (
@@ -85,6 +89,17 @@ def _response(request: Request, name: str) -> Response:
     if request.headers.get("if-none-match") == file.tag:
         return Response(status_code=304, headers=headers)
     return Response(file.data, 200, {**headers, "content-type": file.kind})
+
+
+async def cli_help(site: HttpContext, request: Request) -> Response:
+    origin = f"{request.url.scheme}://{request.url.netloc}".encode("ascii", "replace")
+    return Response(CLI_HELP % origin, 200, {**HEADERS, "content-type": "text/plain; charset=utf-8"})
+
+
+async def rabbitmqadmin(site: HttpContext, request: Request) -> Response:
+    """A tool with the command line of RabbitMQ's rabbitmqadmin 3.x, where installation scripts download that."""
+    script = resources.files("headrace.listeners.http.ui").joinpath("rabbitmqadmin.py").read_bytes()
+    return Response(script, 200, {**HEADERS, "content-type": "application/octet-stream"})
 
 
 async def index(site: HttpContext, request: Request) -> Response:
