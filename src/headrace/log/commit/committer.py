@@ -26,6 +26,7 @@ from headrace.log.commit.plan import DirectPlan, InlinePlan, Plan
 from headrace.log.commit.round import LogEnd, Round, RoundPart, by_log, encode
 from headrace.log.commit.slots import Ends, Slots
 from headrace.log.disk.file_cache import NO_FILES, NO_ROOM, FileCache
+from headrace.log.disk.io_chain import Step
 from headrace.record import codec
 
 Run = tuple[LogEnd, list[RoundPart]]
@@ -88,6 +89,16 @@ class Committer:
         """Runs of the last entry that `apply_rest` has to bring into the segments."""
         self._entry = self.journal.sequence
         self.unapplied.extend(runs)
+
+    def commit_written(self, entry: Step, runs: Sequence[Run], result: Committed) -> Committed:
+        """Go on with a round whose entry is in the journal's file, but neither synced nor applied."""
+        self.journal.wrote(entry)
+        with self._timed(result):
+            self.sync_journal()
+        result.syncs += 1
+        result.has_entry = True
+        self.add_unapplied(runs)
+        return self.apply_rest(result)
 
     def commit_changes(self, changes: list[StateChange]) -> None:
         """Commit changes in an entry of their own, even while a round waits for disk space. Durable on return."""
