@@ -131,9 +131,21 @@ class Journal(JournalEnd):
     def is_full(self) -> bool:
         return not self._free and self.files_live >= self._files_max
 
+    @property
+    def file_bytes(self) -> int:
+        return self._file_bytes
+
+    def _fits(self, size: int) -> bool:
+        """Whether an entry with a body of `size` bytes fits the file."""
+        return self._file is not None and self._position + padded(ENTRY_HEADER.size + size) <= self._file_bytes
+
+    def makes_file_for(self, size: int) -> bool:
+        """Whether `reserve` would make a new file, which takes disk space."""
+        return not self._free and not self.is_full and not self._fits(size)
+
     def reserve(self, size: int) -> None:
         """Make sure that an entry with a body of `size` bytes fits; raises JournalFull before anything is changed."""
-        if self._file is None or self._position + padded(ENTRY_HEADER.size + size) > self._file_bytes:
+        if not self._fits(size):
             self._next_file()
 
     def append(self, buffers: list[Bytes]) -> None:
