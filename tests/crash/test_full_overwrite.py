@@ -1,7 +1,7 @@
 """A disk that has no room for an overwrite (L8, L2): a copy-on-write or sparse filesystem needs space even for that.
 
-The journal's files are written ahead, so an entry is an overwrite. When it finds no room, the append is refused, nothing
-of it appears later, and appends work again without a restart once there is room.
+The journal's files are written ahead, so an entry is an overwrite. When it finds no room, the append is refused,
+nothing of it appears later, and appends work again without a restart once there is room.
 """
 
 import errno
