@@ -41,10 +41,10 @@ class Killable:
         self._process.wait(STOP_SECONDS_MAX)
         self._process = None
 
-    def stop(self) -> int:
+    def stop(self, patience_s: float = STOP_SECONDS_MAX) -> int:
         assert self._process is not None
         self._process.terminate()
-        code = self._process.wait(STOP_SECONDS_MAX)
+        code = self._process.wait(patience_s)
         self._process = None
         return code
 

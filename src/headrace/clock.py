@@ -20,6 +20,35 @@ class SystemClock:
         return time.monotonic()
 
 
+START_GRACE_S = 3600.0  # enough for a wall clock that was wrong when the machine started to be corrected
+
+
+class ExpiryClock:
+    """Decides whether stored values have expired, carefully: what it expires is gone for good, and wall clocks jump.
+
+    Its time is never ahead of the wall clock, nor of the time that has passed since it was made, so a jump forward
+    expires nothing. How long the process was not running is unknown if the wall clock is wrong: values from before the
+    start are kept for the first hour.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._started_ms = clock.now_ms()
+        self._started = clock.monotonic()
+
+    def now_ms(self) -> int:
+        return min(self._clock.now_ms(), self._started_ms + self._running_ms)
+
+    @property
+    def _running_ms(self) -> int:
+        return int((self._clock.monotonic() - self._started) * 1000)
+
+    def is_past(self, since_ms: int, age_ms: int) -> bool:
+        """Whether a value that was last used at `since_ms`, by the wall clock, is older than `age_ms`."""
+        is_stored = since_ms < self._started_ms and self._running_ms < START_GRACE_S * 1000
+        return not is_stored and self.now_ms() - since_ms > age_ms
+
+
 class ManualClock:
     """A clock that only moves when the test calls `advance` or `jump`."""
 

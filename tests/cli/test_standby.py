@@ -1,6 +1,9 @@
 """`headrace standby`: its output, and what it refuses."""
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,11 @@ from headrace.log.disk import paths
 from headrace.log.disk.disk import RealDisk
 from headrace.log.standby.follower import COPYING, Standby, prepare
 from headrace.log.standby.frames import BadFrame, Frame, Kind
+from tests.broker_process import BrokerProcess
 from tests.cli.running import ONLY_HTTP, SMALL, Broker, Started, headrace, serving
+from tests.standby_process import StandbyProcess
+
+PATIENCE_S = 20.0  # less than the time after which the client gives a request up
 
 
 def test_a_standby_reports_its_state_and_takes_over(broker: Broker, tmp_path: Path) -> None:
@@ -52,6 +59,33 @@ def test_stopping_the_leader_and_taking_over_loses_nothing(tmp_path: Path) -> No
     assert promoted.stop() == 0
     for number in range(3):
         assert headrace("log", "dump", f"t{number}", "--data-dir", folder).stdout.count(b"yyyy") >= 1
+
+
+def unread_bytes(port: int) -> int:
+    """Bytes that clients sent to a port of this machine and that its process has not read."""
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(int(row[4].partition(":")[2], 16) for row in rows if int(row[1].partition(":")[2], 16) == port)
+
+
+def test_a_standby_stops_while_it_waits_for_a_frozen_leader(tmp_path: Path) -> None:
+    """The leader never responds. Before, the standby waited for the end of its request, which takes half a minute."""
+    folder = tmp_path / "leader"
+    folder.mkdir()
+    leader = BrokerProcess(folder, listeners=("http",)).start()
+    standby = StandbyProcess(tmp_path / "standby", f"http://127.0.0.1:{leader.ports['http']}").start()
+    try:
+        standby.wait_in_step()
+        os.kill(leader.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + PATIENCE_S
+        while not unread_bytes(leader.ports["http"]):  # a confirmation, whose response will not come
+            assert time.monotonic() < deadline, standby.said()
+            time.sleep(0.02)
+        assert standby.stop(PATIENCE_S) == 0
+        assert standby.events()[-1]["event"] == "stopped" and standby.events()[-1]["in_step"] is True
+    finally:
+        os.kill(leader.pid, signal.SIGCONT)
+        standby.close()
+        leader.close()
 
 
 @pytest.mark.parametrize(

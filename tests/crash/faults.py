@@ -23,6 +23,7 @@ VARIANTS: dict[str, list[Fault]] = {
         Fault("", 0, errno.EIO, share=0.5),
         Fault("", 0, errno.ENOSPC),
         Fault("", 0, errno.ENOSPC, share=0.5),
+        Fault("", 0, errno.ENOSPC, share=0.5, forever=True),
     ],
     "sync": [
         Fault("", 0, errno.EIO, outcome="cached"),

@@ -1,5 +1,6 @@
 """The disk fills up in a real process: publishers are paused before it is full, and go on when there is room."""
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -68,3 +69,20 @@ def test_publishers_wait_while_the_disk_is_short_and_readers_do_not(small_disk: 
 def free_bytes(folder: Path) -> int:
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
+
+
+def test_a_disk_that_the_broker_filled_can_be_opened_after_a_kill(small_disk: Path) -> None:
+    """The reserve is small, and no checkpoint is due by size or time: recovery would need more than there is."""
+    flags = ["--disk-free-limit", "0", "--disk-reserve", "1MB"]
+    flags += ["--checkpoint-bytes", "1GB", "--checkpoint-interval", "1h"]
+    confirmed = 0
+    with broker(small_disk / "data", *flags) as running:
+        while (answer := running.post("mine", b"%d " % confirmed + bytes(900_000)))[0] == 200:
+            confirmed += 1
+        assert answer[0] == 503 and answer[2]["code"] == "disk_full"
+        assert confirmed > 20
+        running.process.kill()
+        running.process.wait(PATIENCE_S)
+    with broker(small_disk / "data", *flags) as running:
+        (found,) = json.loads(running.get("/topics/mine")[1])["logs"]
+        assert (found["start"], found["end"]) == (0, confirmed)

@@ -43,7 +43,7 @@ from headrace.broker.upkeep.segments import SegmentUpkeep
 from headrace.broker.vhosts.global_parameters import GlobalParameters
 from headrace.broker.vhosts.policies import Policies
 from headrace.broker.vhosts.vhosts import VirtualHosts
-from headrace.clock import Clock, SystemClock
+from headrace.clock import Clock, ExpiryClock, SystemClock
 from headrace.config import Config
 from headrace.log.disk.disk import Disk, RealDisk
 from headrace.log.memory.spill import Spill
@@ -180,7 +180,8 @@ class Broker:
         self.housekeeping = Housekeeping(shard, self.streams, self.cursors, self.stats, self.clock)
         self.reclaim = Reclaim(shard, self.vhosts, self.clock)
         self.housekeeping.add_task(self.staging.sweep)
-        self.housekeeping.add_task(lambda: remove_expired_links(self.disk, config.data_dir, self.clock))
+        ages = ExpiryClock(self.clock)
+        self.housekeeping.add_task(lambda: remove_expired_links(self.disk, config.data_dir, ages))
         self.housekeeping.add_task(self.ledger.expire)
         self.housekeeping.add_task(self.reclaim.once)
         self.standbys = Standbys(

@@ -163,7 +163,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "disk_reserve",
         "size",
-        "Refuse appends while the disk has less free space than this, so that checkpoints still have room.",
+        "Refuse appends while the disk has less free space than this, so that checkpoints still have room. "
+        "Space that a start after a crash would need is kept free in any case.",
         path="log.disk_reserve",
     ),
     Setting(

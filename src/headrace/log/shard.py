@@ -24,6 +24,7 @@ from headrace.log.commit.disk_space import DiskSpace
 from headrace.log.commit.flusher import Flusher
 from headrace.log.commit.journal import Journal
 from headrace.log.commit.log_writer import Tail
+from headrace.log.commit.recovery_space import RecoverySpace
 from headrace.log.commit.round import Staging, Ticket
 from headrace.log.commit.scheduler import RoundScheduler
 from headrace.log.commit.slots import Ends, Slots
@@ -194,7 +195,10 @@ class Shard:
         self.slots = slots
         self._open_files.callback(slots.close)
         self._open_files.callback(journal.close)
-        self.committer = Committer(journal, slots, self.files, self.settings.inline_bytes_max, self.clock.monotonic)
+        space = RecoverySpace(journal, self.state)
+        self.committer = Committer(
+            journal, slots, self.files, space, self.settings.inline_bytes_max, self.clock.monotonic
+        )
         slots.start(journal.sequence, map(ends_of, self.logs.values()))
 
     def _start(self) -> None:
@@ -214,7 +218,8 @@ class Shard:
             context, self.committer, self.state, self.logs, self.epoch, on_durable=self._checkpointed
         )
         self.scheduler = RoundScheduler(context, self.staging, self.committer, self.checkpoints, self.state)
-        self.disk_space = DiskSpace(context, on_room=self._has_room)
+        self.disk_space = DiskSpace(context, self.committer.space, on_room=self._has_room)
+        self.disk_space.measure()
         self.flusher = Flusher(context, self.logs)
         self.maintenance = Maintenance(self)
         self._threads.callback(self.maintenance.close)
@@ -426,7 +431,7 @@ class Shard:
     def _has_room(self) -> None:
         if self.committer.is_stuck:
             self.scheduler.retry_apply()
-        else:
+        elif self.committer.space.has_room_for(0):
             self.is_full = False
 
 

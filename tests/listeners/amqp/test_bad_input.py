@@ -333,14 +333,19 @@ def test_08_names_that_are_not_utf8_are_502(client: Raw) -> None:
     assert client.expect(commands.Connection.Close).reply_code == 502
 
 
-def test_12_a_channel_may_have_a_number_over_channel_max(client: Raw) -> None:
-    """RabbitMQ counts them, and does not look at their numbers."""
-    client.open(channel_max=10).channel(65_535)
+@pytest.mark.parametrize("number", [11, 2048, 65_535])
+def test_12_a_channel_number_over_channel_max_is_refused(client: Raw, number: int) -> None:
+    client.open(channel_max=10).channel(10)
+    client.method(number, commands.Channel.Open)
+    found = client.expect(commands.Connection.Close)
+    said = f"CHANNEL_ERROR - channel number {number} is higher than the negotiated channel_max (10)"
+    assert (found.reply_code, found.reply_text) == (504, said)
+    assert (found.class_id, found.method_id) == (20, 10)
 
 
 def test_12_one_channel_more_than_agreed_is_refused(client: Raw) -> None:
     client.open(channel_max=10)
-    for number in range(1, 11):
+    for number in range(10, 0, -1):
         client.channel(number)
     client.method(11, commands.Channel.Open)
     found = client.expect(commands.Connection.Close)

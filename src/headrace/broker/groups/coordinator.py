@@ -18,7 +18,7 @@ from headrace.broker.groups.member_budget import MemberBudget
 from headrace.broker.groups.offsets import OFFSETS, Answer, Committed, OffsetStore, StagedEntry
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.groups.timers import Timer, Timers
-from headrace.clock import Clock
+from headrace.clock import Clock, ExpiryClock
 from headrace.errors import (
     GroupNotEmpty,
     GroupNotFound,
@@ -85,6 +85,7 @@ class Groups:
         self.offsets = OffsetStore(begin)
         self._consumers = ConsumerStore(begin)
         self._clock = clock
+        self._ages = ExpiryClock(clock)
         self._timers = timers
         self._begin = begin
         self._topics = topics
@@ -351,16 +352,15 @@ class Groups:
 
     def _sweep_now(self) -> None:
         self._sweep = self._timers.call_later(SWEEP_S, self._sweep_now)
-        now_ms = self._clock.now_ms()
-        horizon_ms = now_ms - self.settings.offsets_retention_ms
+        kept_ms = self.settings.offsets_retention_ms
         for group_id in [*self._groups, *self.offsets.groups()]:
             group = self._groups.get(group_id)
             offsets = self.offsets.of(group_id)
             # A group without offsets has nothing to keep, and its name blocks groups of other types.
-            kept_since_ms = horizon_ms if offsets else now_ms - EMPTY_MS_MAX
-            if group is not None and (group.members or group.empty_since_ms > kept_since_ms):
+            empty_ms_max = kept_ms if offsets else EMPTY_MS_MAX
+            if group is not None and (group.members or not self._ages.is_past(group.empty_since_ms, empty_ms_max)):
                 continue
-            old = [which for which, one in offsets.items() if one.commit_ms < horizon_ms]
+            old = [which for which, one in offsets.items() if self._ages.is_past(one.commit_ms, kept_ms)]
             if len(old) == len(offsets) and self.exists(group_id):
                 self.delete(group_id, lambda error: None)
             elif old:

@@ -17,7 +17,7 @@ import msgspec
 from headrace.broker.sinks.uploads import Section, Uploads
 from headrace.broker.streams.append import Appender
 from headrace.broker.streams.streams import Streams
-from headrace.clock import Clock
+from headrace.clock import Clock, ExpiryClock
 from headrace.errors import BatchTooLarge, HeadraceError, InvalidInput, NotFound
 from headrace.log.commit.journal_entry import PART_BYTES
 from headrace.log.shard import Shard
@@ -92,6 +92,7 @@ class Ledger:
         self._appender = appender
         self._uploads = uploads
         self._clock = clock
+        self._ages = ExpiryClock(clock)
         self._lines: dict[str, Line] = {}
         self._turns: dict[str, asyncio.Lock] = {}
         self._tasks: set[asyncio.Task[Outcome]] = set()
@@ -244,12 +245,11 @@ class Ledger:
 
     async def expire(self, max_age_ms: int = MAX_AGE_MS) -> list[str]:
         """Forget writers that were silent for so long that their last batch will not be retried."""
-        now_ms = self._clock.now_ms()
         old = [
             writer
             for writer, line in self._lines.items()
             if not line.is_open
-            and now_ms - line.updated_ms > (ONCE_AGE_MS if writer.startswith(ONCE) else max_age_ms)
+            and self._ages.is_past(line.updated_ms, ONCE_AGE_MS if writer.startswith(ONCE) else max_age_ms)
             and not self._is_busy(writer)
         ]
         if old:

@@ -32,7 +32,7 @@ class ReadLeases:
 
     def hold_segments(self, keys: Iterable[Key], for_ms: int, holder: str | None) -> list[Key]:
         """Lease the named segments; returns those that no longer exist."""
-        now_ms, leases = self._shard.clock.now_ms(), self._shard.maintenance.leases
+        now_s, leases = self._shard.clock.monotonic(), self._shard.maintenance.leases
         known: dict[int, dict[Key, Segment]] = {}
         found: dict[Key, Segment] = {}
         gone = []
@@ -41,12 +41,12 @@ class ReadLeases:
             if log_id not in known:
                 log = self._shard.logs.get(log_id)
                 known[log_id] = {} if log is None else {(log_id, s.base, s.generation): s for s in log.segments}
-            segment = known[log_id].get(key) or leases.segment(key, now_ms)
+            segment = known[log_id].get(key) or leases.segment(key, now_s)
             if segment is None:
                 gone.append(key)
             else:
                 found[key] = segment
-        leases.take(found, now_ms + for_ms, holder)
+        leases.take(found, now_s + for_ms / 1000, holder)
         return gone
 
     def hold_ranges(
@@ -63,5 +63,5 @@ class ReadLeases:
             if len(found) > SEGMENTS_MAX:
                 raise LimitReached(f"a lease can hold at most {SEGMENTS_MAX:,} segments")
             plans.append([Planned(s.base, s.generation, min(s.next_offset, log.visible_end)) for s in inside])
-        self._shard.maintenance.leases.take(found, self._shard.clock.now_ms() + for_ms, holder)
+        self._shard.maintenance.leases.take(found, self._shard.clock.monotonic() + for_ms / 1000, holder)
         return plans

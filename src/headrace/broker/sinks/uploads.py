@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 from headrace.broker.streams.append import check_anonymous
-from headrace.clock import Clock
+from headrace.clock import Clock, ExpiryClock
 from headrace.errors import Conflict, CorruptBatch, InvalidInput, NotFound, StorageError
 from headrace.log.disk.disk import Disk, write_atomically
 from headrace.log.disk.paths import STAGING, UNFINISHED
@@ -44,7 +44,7 @@ class Uploads:
     def __init__(self, disk: Disk, data_dir: str, clock: Clock) -> None:
         self._disk = disk
         self._folder = f"{data_dir}/{STAGING}"
-        self._clock = clock
+        self._ages = ExpiryClock(clock)
         self._thread = ThreadPoolExecutor(1, "staging")
         self._seen_ms: dict[str, int] = {}
         self._busy: set[str] = set()
@@ -72,7 +72,7 @@ class Uploads:
             write_atomically(self._disk, self._path(name), batches)
             return Staged(len(batches), sum(info.count for info in infos))
 
-        self._seen_ms[name] = self._clock.now_ms()
+        self._seen_ms[name] = self._ages.now_ms()
         return await self._in_thread(work)
 
     async def read(self, section: Section, *, keyed: bool = False) -> tuple[bytearray, list[BatchInfo]]:
@@ -124,7 +124,7 @@ class Uploads:
 
     async def sweep(self, max_age_ms: int = MAX_AGE_MS) -> list[str]:
         """Remove uploads that were not committed. Their age counts from when this broker first saw them."""
-        now_ms = self._clock.now_ms()
+        now_ms = self._ages.now_ms()
         names = await self._in_thread(self._list)
         for name in names:
             self._seen_ms.setdefault(name, now_ms)

@@ -12,7 +12,7 @@ import msgspec
 
 from headrace.broker.streams.partition import Partition
 from headrace.broker.streams.streams import Stream, Streams
-from headrace.clock import Clock
+from headrace.clock import Clock, ExpiryClock
 from headrace.errors import CursorNotFound, InvalidInput, LimitReached, OffsetOutOfRange
 from headrace.log.shard import Shard
 
@@ -32,8 +32,8 @@ class CursorState(msgspec.Struct, frozen=True, kw_only=True):
     max_age_ms: int = MAX_AGE_MS
     updated_ms: int = 0
 
-    def is_expired(self, now_ms: int) -> bool:
-        return self.max_age_ms != FOREVER and now_ms - self.updated_ms > self.max_age_ms
+    def is_expired(self, ages: ExpiryClock) -> bool:
+        return self.max_age_ms != FOREVER and ages.is_past(self.updated_ms, self.max_age_ms)
 
 
 class CursorPosition(NamedTuple):
@@ -52,6 +52,7 @@ class Cursors:
         self._streams = streams
         self._shard = shard
         self._clock = clock
+        self._ages = ExpiryClock(clock)
         self._cursors: dict[str, CursorState] = {}
         for key, value in shard.state.items(TABLE):
             self._set(key.decode(), _decode(value))
@@ -115,11 +116,10 @@ class Cursors:
 
     async def expire(self) -> list[str]:
         """Drop the cursors past their maximum age; returns their names."""
-        now_ms = self._clock.now_ms()
         expired = []
         for name in self.names():
             state = self._cursors.get(name)  # read only now: it may have moved while another one was dropped
-            if state is not None and state.is_expired(now_ms):
+            if state is not None and state.is_expired(self._ages):
                 await self._store(name, None)
                 expired.append(name)
         return expired

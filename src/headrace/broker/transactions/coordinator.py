@@ -40,7 +40,7 @@ from headrace.broker.transactions.transaction import (
     Transaction,
     Where,
 )
-from headrace.clock import Clock
+from headrace.clock import Clock, ExpiryClock
 from headrace.errors import (
     ConcurrentTransactions,
     HeadraceError,
@@ -79,6 +79,7 @@ class Transactions:
     def __init__(self, shard: Shard, clock: Clock, timers: Timers, producers: Producers, groups: Groups) -> None:
         self._shard = shard
         self._clock = clock
+        self._ages = ExpiryClock(clock)
         self._timers = timers
         self._producers = producers
         self._groups = groups
@@ -509,10 +510,13 @@ class Transactions:
 
     async def expire(self) -> None:
         """Forget transactional ids that were unused for as long as Kafka keeps them, unless a transaction is open."""
-        horizon_ms = self._clock.now_ms() - ID_EXPIRATION_MS
-        old = [one for one in self._by_id.values() if one.may_expire and one.changed_ms < horizon_ms]
+
+        def is_old(one: Transaction) -> bool:
+            return one.may_expire and self._ages.is_past(one.changed_ms, ID_EXPIRATION_MS)
+
+        old = [one for one in self._by_id.values() if is_old(one)]
         for at in range(0, len(old), EXPIRED_AT_ONCE):
-            now = [one for one in old[at : at + EXPIRED_AT_ONCE] if one.may_expire and one.changed_ms < horizon_ms]
+            now = [one for one in old[at : at + EXPIRED_AT_ONCE] if is_old(one)]
             try:
                 await self._forget(now)
             except HeadraceError as error:

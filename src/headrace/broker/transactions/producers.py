@@ -12,7 +12,7 @@ from headrace.broker.streams.partition import Partition
 from headrace.broker.transactions.producer_state import Batch, PartitionProducers, Snapshot
 from headrace.broker.types.aborted_ranges import NO_ABORTS, Aborts
 from headrace.broker.types.range_set import RangeSet
-from headrace.clock import Clock
+from headrace.clock import Clock, ExpiryClock
 from headrace.errors import CorruptLog, DiskFull, HeadraceError, InvalidInput, Overloaded, StorageError
 from headrace.log.commit.atomic_group import AtomicGroup
 from headrace.log.commit.round import Ticket
@@ -57,6 +57,7 @@ class Producers:
     def __init__(self, shard: Shard, clock: Clock) -> None:
         self._shard = shard
         self._clock = clock
+        self._ages = ExpiryClock(clock)
         self._tracked: dict[int, Tracked] = {}
         self._watchers: dict[int, EndObserver] = {}
         self._ids = iter(range(0))
@@ -305,7 +306,7 @@ class Producers:
 
     def _store(self, tracked: Tracked, *, lazy: bool) -> Ticket:
         log, before = tracked.log, tracked.upto
-        snapshot = tracked.producers.snapshot(log.visible_end, log.start_offset, self._clock.now_ms())
+        snapshot = tracked.producers.snapshot(log.visible_end, log.start_offset, self._ages.now_ms())
         entry = self._shard.group()
         entry.put(PRODUCERS, log_key(log.id), msgspec.msgpack.encode(snapshot))
         ticket = entry.commit(lazy=lazy)

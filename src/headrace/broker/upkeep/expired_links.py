@@ -2,13 +2,13 @@
 
 import asyncio
 
-from headrace.clock import Clock
+from headrace.clock import ExpiryClock
 from headrace.errors import StorageError
 from headrace.log.disk.disk import Disk
 from headrace.log.disk.paths import HELD, held_until
 
 
-async def remove_expired_links(disk: Disk, root: str, clock: Clock) -> list[str]:
+async def remove_expired_links(disk: Disk, root: str, clock: ExpiryClock) -> list[str]:
     """Remove the links of readers that died before releasing them, so that they do not fill the disk."""
     return await asyncio.to_thread(_remove, disk, f"{root}/{HELD}", clock.now_ms())
 

@@ -8,7 +8,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,11 +77,17 @@ def standby(
     return 0
 
 
+class Stopped(BaseException):
+    """Raised inside `Stop.interrupts`. No error, so code that handles errors must not catch it."""
+
+
 class Stop:
-    """The request to stop, by signal. It takes effect between two changes, so that no change is half applied."""
+    """The request to stop, by signal. It takes effect between two changes, so that no change is half applied, and at
+    once while the standby waits for the leader: a frozen one responds only after the client's timeout."""
 
     def __init__(self) -> None:
         self.is_requested = False
+        self._raises = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._request)
 
@@ -88,6 +95,19 @@ class Stop:
         if self.is_requested:
             os._exit(1)  # a second signal stops at once and leaves the folder as a kill would
         self.is_requested = True
+        if self._raises:
+            raise Stopped
+
+    @contextmanager
+    def interrupts(self) -> Iterator[None]:
+        """Within the block, which must not change the data folder, a request to stop raises Stopped."""
+        self._raises = True
+        try:
+            if self.is_requested:
+                raise Stopped
+            yield
+        finally:
+            self._raises = False
 
     def pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -120,6 +140,8 @@ class Following:
                 self._say("lost", f"connection lost: {error}; retrying", reason=str(error))
                 self._stop.pause(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
+            except Stopped:
+                break
         is_in_step, position = self._standby.is_in_step, self._standby.position
         state = f"in step up to change {position:,}" if is_in_step else "the copy is not complete"
         self._say("stopped", f"stopped; {state}", in_step=is_in_step, position=position)
@@ -130,7 +152,8 @@ class Following:
 
         kept = {path: list(facts) for path, facts in self._standby.kept().items()}
         body = encode({"name": self._name, "copy": self._standby.copy, "format": FORMAT, "kept": kept})
-        stream = self._connection.stream("/standby/stream", headers={"Content-Type": JSON}, body=body)
+        with self._stop.interrupts():
+            stream = self._connection.stream("/standby/stream", headers={"Content-Type": JSON}, body=body)
         reader = FrameReader()
         self._id = ""
         heard_s = time.monotonic()
@@ -205,7 +228,8 @@ class Following:
         body = encode({"position": position})
         path = path_of("standby", self._id)
         try:
-            response = self._connection.request("PUT", path, headers={"Content-Type": JSON}, body=body)
+            with self._stop.interrupts():
+                response = self._connection.request("PUT", path, headers={"Content-Type": JSON}, body=body)
         except (BrokerUnreachable, Unconfirmed):
             # A stopping leader accepts no new connections, but it still sends changes on the stream: keep reading it.
             self._confirmed_s = now_s

@@ -234,6 +234,9 @@ class Connection(asyncio.Protocol):
         if len(self.channels) >= self.channel_max:
             text = f"number of channels opened ({len(self.channels)}) has reached the negotiated channel_max"
             raise ProtocolError(protocol.NOT_ALLOWED, f"{text} ({self.channel_max})")
+        if number > self.channel_max:
+            text = f"channel number {number} is higher than the negotiated channel_max ({self.channel_max})"
+            raise ProtocolError(protocol.CHANNEL_ERROR, text, 20, 10)
         session.access.check_limit("channels", self._channels_of_user)
         channel = self.channels[number] = Channel(self, session, self.context, number)
         self.scanner.add_channel(channel.state)

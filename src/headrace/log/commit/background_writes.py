@@ -48,6 +48,8 @@ class BackgroundWrites:
         journal = self._committer.journal
         if self._is_making_journal or not journal.wants_another:
             return
+        if not self._committer.space.has_room_for(journal.file_bytes):
+            return  # the round that needs the file is refused
         self._is_making_journal = True
         self._keeper.submit(journal.make_ahead, self._made_journal_file)
 

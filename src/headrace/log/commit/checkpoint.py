@@ -48,6 +48,7 @@ class Checkpoints:
     ) -> None:
         self._context = context
         self._committer = committer
+        self._space = committer.space
         self._state = state
         self._logs = logs
         self._epoch = epoch
@@ -68,10 +69,12 @@ class Checkpoints:
         for log in logs:
             self.touched.add(log.id)
         self.bytes_since += size
+        self._space.logs = len(self.touched)
         if not is_synced:
             self._background.write_back(size, logs)
         self._background.make_journal_file()
-        if self.bytes_since >= self._context.settings.checkpoint_bytes or self._journal_is_filling():
+        is_due = self.bytes_since >= self._context.settings.checkpoint_bytes or self._journal_is_filling()
+        if is_due or (self._space.wants_checkpoint and not self.is_running):
             self.run()
 
     def include(self, log: LogEnd) -> None:
@@ -84,7 +87,7 @@ class Checkpoints:
     def run_if_due(self, now: float) -> None:
         """Called from the tick."""
         is_due = (now - self._last) * 1000 >= self._context.settings.checkpoint_interval_ms
-        if is_due and (self.touched or self._state.is_dirty or self._leftover):
+        if (is_due or self._space.wants_checkpoint) and (self.touched or self._state.is_dirty or self._leftover):
             self.run()
 
     def run(self, *, clean: bool = False, done: Done | None = None) -> None:
@@ -109,6 +112,7 @@ class Checkpoints:
         self._done, self._waiting = self._waiting, []
         touched, self.touched = self.touched, set()
         self.bytes_since = 0
+        self._space.checkpoint_began()
         self._last = self._context.clock.monotonic()
         logs = [self._logs[log_id] for log_id in touched if log_id in self._logs]
         self._context.worker.submit(
@@ -175,6 +179,8 @@ class Checkpoints:
             return
         self._leftover = {}
         self._context.counters.checkpoints += 1
+        self._space.logs = len(self.touched)
+        self._space.checkpoint_ended()
         for position in capture.positions:
             log = self._logs.get(position.log_id)
             if log is not None:

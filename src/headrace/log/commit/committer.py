@@ -23,9 +23,11 @@ from headrace.log.commit.journal import Journal, JournalFull
 from headrace.log.commit.journal_entry import Bytes, Committed, StateChange
 from headrace.log.commit.log_writer import SavedTail
 from headrace.log.commit.plan import DirectPlan, InlinePlan, Plan
+from headrace.log.commit.recovery_space import RecoverySpace
 from headrace.log.commit.round import LogEnd, Round, RoundPart, by_log, encode
 from headrace.log.commit.slots import Ends, Slots
 from headrace.log.disk.file_cache import NO_FILES, NO_ROOM, FileCache
+from headrace.log.disk.io_chain import Step
 from headrace.record import codec
 
 Run = tuple[LogEnd, list[RoundPart]]
@@ -45,12 +47,14 @@ class Committer:
         journal: Journal,
         slots: Slots,
         files: FileCache,
+        space: RecoverySpace,
         inline_bytes_max: int,
         monotonic: Callable[[], float],
     ) -> None:
         self.journal = journal
         self.files = files
         self.slots = slots
+        self.space = space
         self._inline_bytes_max = min(inline_bytes_max, journal.capacity // 8)
         self._monotonic = monotonic
         self.unapplied: deque[Run] = deque()  # durable in the journal, not in the segments yet: the disk is full
@@ -89,6 +93,16 @@ class Committer:
         self._entry = self.journal.sequence
         self.unapplied.extend(runs)
 
+    def commit_written(self, entry: Step, runs: Sequence[Run], result: Committed) -> Committed:
+        """Go on with a round whose entry is in the journal's file, but neither synced nor applied."""
+        self.journal.wrote(entry)
+        with self._timed(result):
+            self.sync_journal()
+        result.syncs += 1
+        result.has_entry = True
+        self.add_unapplied(runs)
+        return self.apply_rest(result)
+
     def commit_changes(self, changes: list[StateChange]) -> None:
         """Commit changes in an entry of their own, even while a round waits for disk space. Durable on return."""
         body = encode([], changes, [])
@@ -97,7 +111,9 @@ class Committer:
         self.sync_journal()
 
     def plan(self, batch: Round) -> Plan | None:
-        """The round as an I/O chain; None if it takes more than that."""
+        """The round as an I/O chain; None if it takes more than that. DiskFull if there is no room for it."""
+        if batch.parts:
+            self.space.admit(batch.size)
         if self.unapplied:
             return None
         if batch.bypasses_journal:
@@ -144,6 +160,8 @@ class Committer:
         return direct, inline
 
     def _reserve(self, size: int) -> None:
+        if self.journal.makes_file_for(size) and not self.space.has_room_for(self.journal.file_bytes):
+            raise DiskFull("no room for another journal file")
         try:
             self.journal.reserve(size)
         except OSError as error:

@@ -25,7 +25,7 @@ cdef class JournalEnd:
         self._file_bytes = file_bytes
 
     cpdef Step step(self, list buffers):
-        """The write of one entry; None if the file has no room for it. Followed by `wrote`, or `blank` if it failed."""
+        """The write of one entry; None if the file has no room for it. Followed by `wrote` once it is written."""
         cdef list entry
         if self._file is None:
             return None

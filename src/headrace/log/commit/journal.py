@@ -15,10 +15,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from headrace.errors import CorruptJournal, StorageError, StorageFailed
+from headrace.errors import CorruptJournal, StorageError
 from headrace.log.commit.file_ends import JournalEnd
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk, FileId, read_whole
+from headrace.log.disk.file_cache import NO_ROOM
+from headrace.log.disk.io_chain import Step
 from headrace.log.segments import index
 from headrace.record.batch.crc32c import crc32c
 
@@ -31,7 +33,6 @@ ENTRY_MAGIC = 0x48524A45
 # crc of the rest and the body, magic, file number, sequence, last sequence synced before it, body bytes
 ENTRY_HEADER = struct.Struct("<IIQQQI")
 _CRC_BYTES = 4
-_ZEROS = bytes(SECTOR)
 _COPY = b"copy"  # follows the header of a file that recovery wrote
 
 
@@ -130,9 +131,21 @@ class Journal(JournalEnd):
     def is_full(self) -> bool:
         return not self._free and self.files_live >= self._files_max
 
+    @property
+    def file_bytes(self) -> int:
+        return self._file_bytes
+
+    def _fits(self, size: int) -> bool:
+        """Whether an entry with a body of `size` bytes fits the file."""
+        return self._file is not None and self._position + padded(ENTRY_HEADER.size + size) <= self._file_bytes
+
+    def makes_file_for(self, size: int) -> bool:
+        """Whether `reserve` would make a new file, which takes disk space."""
+        return not self._free and not self.is_full and not self._fits(size)
+
     def reserve(self, size: int) -> None:
         """Make sure that an entry with a body of `size` bytes fits; raises JournalFull before anything is changed."""
-        if self._file is None or self._position + padded(ENTRY_HEADER.size + size) > self._file_bytes:
+        if not self._fits(size):
             self._next_file()
 
     def append(self, buffers: list[Bytes]) -> None:
@@ -141,25 +154,28 @@ class Journal(JournalEnd):
         assert step is not None and step.buffers is not None, "room was reserved"
         try:
             self._disk.pwrite(step.file, step.buffers, step.position)
-        except OSError:
-            self.blank()
-            raise
+        except OSError as error:
+            if not self.completed(step, error):
+                raise
         self.wrote(step)
+
+    def completed(self, step: Step, error: OSError) -> bool:
+        """Whether the write of an entry, which raised `error`, has written all of it except its padding.
+
+        A full disk cuts a write short anywhere, even though the file has its size already: filesystems that copy on
+        write or leave holes need space for an overwrite. An entry that was cut short has a wrong checksum, so recovery
+        never finds it, and the next entry overwrites it. A complete one would be found, so it cannot be refused: it
+        counts as written. Nothing has to be removed, which might need space, too.
+        """
+        if error.errno not in NO_ROOM:
+            return False
+        assert step.buffers is not None
+        data = self._disk.pread(step.file, sum(map(len, step.buffers)), step.position)
+        entry = _entry_at(memoryview(data), 0, self._number)
+        return entry is not None and entry[0] == self.sequence + 1
 
     def sync_failed(self, error: OSError) -> None:
         self._failure = error
-
-    def blank(self) -> None:
-        """Overwrite a refused entry, which may be complete except for its padding: recovery must never find it.
-
-        If this fails, the entry was not refused cleanly, and the shard must stop.
-        """
-        assert self._file is not None
-        try:
-            self._disk.pwrite(self._file, [_ZEROS], self._position)
-            self._sync_file(self._file)
-        except OSError as error:
-            raise StorageFailed(f"a refused entry cannot be removed from {self._path}: {error}") from error
 
     def _next_file(self) -> None:
         if not self._free:

@@ -131,10 +131,11 @@ cdef class InlinePlan(Plan):
         error = ran.error
         assert error is not None
         if ran.done == 0:
-            self._committer.journal.blank()
+            if self._committer.journal.completed(self.steps[0], error):
+                return self._committer.commit_written(self.steps[0], self.runs, result)
             if self._committer.lacks_room(error):
                 raise DiskFull("the disk is full") from error
-        if ran.done == 1:
+        if ran.done <= 1:
             raise error
         if not self._committer.lacks_room(error):
             if self.steps[ran.done].file == self._committer.slots.file:

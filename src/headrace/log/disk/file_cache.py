@@ -180,7 +180,7 @@ class FileCache(OpenFiles):
                     self.release(held)
 
     def write_derived(self, path: str, data: Bytes, position: int) -> None:
-        """Write data that can be rebuilt from other files: it is never marked dirty, so never synced."""
+        """Write data that can be rebuilt from other files: it is not marked dirty, so not synced."""
         entry = self._acquire(path, create=True)
         try:
             self.disk.pwrite(entry.file, [data], position)

@@ -75,7 +75,7 @@ class SegmentRemoval:
     def planned_segment(self, log: Log, base: int, generation: int) -> tuple[Segment, bool]:
         """The segment that a reader has planned to read, and whether it is leased. A leased segment may have left its
         log; without a lease it must still be part of it. SegmentGone otherwise."""
-        leased = self._leases.segment((log.id, base, generation), self._clock.now_ms())
+        leased = self._leases.segment((log.id, base, generation), self._clock.monotonic())
         found = leased or next((s for s in log.segments if s.base == base and s.generation == generation), None)
         if found is None or found.is_deleted:
             raise SegmentGone(
@@ -87,7 +87,7 @@ class SegmentRemoval:
     def sweep(self) -> None:
         """Remove the files of retired segments that are not leased, on a thread of its own: removing a large file
         takes as long as many rounds, and would delay every confirm."""
-        leased = self._leases.held(self._clock.now_ms())
+        leased = self._leases.held(self._clock.monotonic())
         free: list[Retired] = []
         kept: list[Retired] = []
         for retired in self._retired:

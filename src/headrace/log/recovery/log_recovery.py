@@ -12,14 +12,15 @@ from headrace.errors import CorruptLog
 from headrace.log.commit.journal_entry import ReplayedPart
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk
-from headrace.log.disk.file_cache import FileCache
+from headrace.log.disk.file_cache import NO_ROOM, FileCache
 from headrace.log.disk.paths import SegmentStem
 from headrace.log.log import Log
 from headrace.log.recovery.batch_sources import READ_BYTES, BatchSources
+from headrace.log.recovery.index_repair import IndexRepair
 from headrace.log.recovery.new_files import NewFiles
 from headrace.log.recovery.segment_listing import SegmentListing
 from headrace.log.segments import epochs, index
-from headrace.log.segments.segment import SavedWriter, Segment, SegmentWriter, rebuild_index, seal_of
+from headrace.log.segments.segment import SavedWriter, Segment, SegmentWriter, seal_of
 from headrace.log.state.store import DiskStateStore
 from headrace.log.state.tables import DAMAGED, ENDS, STARTS, TRUNCATIONS
 from headrace.log.tier.sources import Archives, remove_if_possible
@@ -79,7 +80,8 @@ class LogRecovery:
             self._disk, self._folder, archives, self._sources, self._saved, self._start, self._settings.index_interval
         )
         self.new_files = NewFiles(self._disk, self._files, self._tail)
-        self.records = self.bytes_kept = self.bytes_cut = self.indexes_rebuilt = 0
+        self.records = self.bytes_kept = self.bytes_cut = 0
+        self.indexes = IndexRepair(files, self._settings.index_interval)
 
     def _state_number(self, table: str) -> int | None:
         raw = self._state.get(table, self._key)
@@ -87,6 +89,7 @@ class LogRecovery:
 
     def run(self, *, trust: bool) -> None:
         """Find out what survived. `trust` after a clean stop: files of the expected size are not scanned."""
+        self.indexes.are_trusted = trust
         try:
             self._run(trust=trust)
         except CorruptLog as damage:  # of a manifest: without it the offsets of a segment are unknown
@@ -176,8 +179,9 @@ class LogRecovery:
         segment.size, segment.next_offset = saved.position, saved.next_offset
         segment.records, segment.max_timestamp = saved.records, saved.max_timestamp
         self._segments.append(segment)
-        path = segment.path(paths.INDEX)
-        has_index = self._disk.exists(path) and self._disk.file_size(path) >= saved.index_size
+        has_index = self.indexes.has(segment, saved.index_size)
+        if has_index:
+            self._truncate += self.indexes.leftovers(segment, saved.index_size)
         self._tail.writer = SegmentWriter(
             self._files,
             segment,
@@ -185,11 +189,9 @@ class LogRecovery:
             saved.index_size if has_index else 0,
         )
         if not has_index and saved.position:
-            entries, _ = rebuild_index(self._files, segment, self._settings.index_interval)
             self._tail.writer = SegmentWriter(
-                self._files, segment, saved.restore(self._settings.index_interval), len(entries)
+                self._files, segment, saved.restore(self._settings.index_interval), self.indexes.rebuild(segment)
             )
-            self.indexes_rebuilt += 1
         return segment
 
     def _take_unknown(self, stems: list[SegmentStem]) -> None:
@@ -278,6 +280,10 @@ class LogRecovery:
         try:
             for at in range(position, size, READ_BYTES):
                 self._disk.pwrite(file, [self._files.read(path, min(READ_BYTES, size - at), at)], at - position)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            self._disk.unlink(name)  # a start on a full disk has better uses for the room
         finally:
             self._disk.close(file)
 
@@ -343,7 +349,9 @@ class LogRecovery:
         return self._folder
 
     def clean_up(self) -> bool:
-        """Remove the files that new ones replaced; True if a file was removed."""
+        """Remove the files that new ones replaced, and repair indexes; True if a file was removed."""
+        if self.log.damage is None and self._saved is not None:
+            self.indexes.repair([segment for segment in self._segments if segment.base < self._saved.base])
         for path, size in self._truncate:
             self._files.truncate(path, size)
         gone = [path for path in self._unlink if self._disk.exists(path)]

@@ -66,7 +66,7 @@ class RecoveryReport:
     records: int = 0  # recovered of those written since the last checkpoint
     bytes_kept: int = 0
     bytes_cut: int = 0  # torn tails; never a confirmed record
-    indexes_rebuilt: int = 0
+    indexes_rebuilt: int = 0  # segments whose indexes were wrong or missing
     journal_entries: int = 0
     damaged: list[str] = field(default_factory=list)
     restored: list[str] = field(default_factory=list)  # damaged files that were replaced by their second copy
@@ -75,6 +75,8 @@ class RecoveryReport:
 
     def summary(self) -> str:
         text = self._start()
+        if self.indexes_rebuilt:
+            text += f"; indexes of {_count(self.indexes_rebuilt, 'segment')} rebuilt"
         if self.damaged:
             text += f"; DAMAGED: {'; '.join(self.damaged)}"
         if self.restored:
@@ -88,15 +90,15 @@ class RecoveryReport:
         if self.new:
             return "new data folder"
         if self.clean:
-            return f"clean stop: {_logs(self.logs)}"
+            return f"clean stop: {_count(self.logs, 'log')}"
         return (
-            f"recovered from an unclean stop: {_logs(self.logs)}, {self.records:,} records "
+            f"recovered from an unclean stop: {_count(self.logs, 'log')}, {self.records:,} records "
             f"({self.bytes_kept:,} bytes) kept since the last checkpoint, {self.bytes_cut:,} torn bytes cut"
         )
 
 
-def _logs(count: int) -> str:
-    return "1 log" if count == 1 else f"{count:,} logs"
+def _count(count: int, what: str) -> str:
+    return f"1 {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def recover(shard: OpeningShard, specs: list[LogSpec]) -> RecoveryReport:
@@ -131,6 +133,7 @@ def recover(shard: OpeningShard, specs: list[LogSpec]) -> RecoveryReport:
     # Before the first append: an old file that came back after a crash would be read as the log's continuation.
     _sync_folders(shard, [recovery.folder for recovery in recoveries if recovery.clean_up()])
     for recovery in recoveries:
+        report.indexes_rebuilt += recovery.indexes.rebuilt
         if recovery.log.damage is None:
             remove_strays(shard.disk, shard.tier_root, recovery.folder, recovery.log.segments)
     report.restored += shard.state.restored
@@ -167,7 +170,6 @@ def _recover_logs(
         report.records += recovery.records
         report.bytes_kept += recovery.bytes_kept
         report.bytes_cut += recovery.bytes_cut
-        report.indexes_rebuilt += recovery.indexes_rebuilt
         if recovery.log.damage is not None:
             report.damaged.append(str(recovery.log.damage))
         shard.logs[spec.id] = recovery.log

@@ -137,6 +137,32 @@ def first_damaged_time_entry(const uint8_t[::1] entries not None, long long segm
     return -1
 
 
+def is_sound(
+    const uint8_t[::1] entries not None, const uint8_t[::1] times not None, long long segment_base, long long size,
+    long long next_offset,
+):
+    """Whether both indexes of a segment of `size` bytes can be right, as far as they themselves show: they have the same
+    entries, in ascending order, and the checksums of the time index match."""
+    cdef Py_ssize_t count = entries.shape[0] // OFFSET_ENTRY, at
+    cdef int64_t offset = -1, position = -1
+    cdef const uint8_t* entry
+    cdef const uint8_t* time
+    if entries.shape[0] != count * OFFSET_ENTRY or times.shape[0] != count * TIME_ENTRY:
+        return False
+    for at in range(count):
+        entry = &entries[at * OFFSET_ENTRY]
+        time = &times[at * TIME_ENTRY]
+        if <int64_t>_u32(entry) <= offset or <int64_t>_u32(entry + 4) <= position or (at == 0 and _u32(entry + 4) != 0):
+            return False
+        offset = _u32(entry)
+        position = _u32(entry + 4)
+        if position >= size or segment_base + offset >= next_offset:
+            return False
+        if _u32(time + 8) != offset or _u32(time + TIME_CHECKED) != _time_crc(segment_base, time):
+            return False
+    return True
+
+
 cdef class Walker:
     """Walks over the batch headers of one segment, which are passed in consecutive buffers.
 

@@ -28,6 +28,8 @@ _SEAL_MAGIC = b"HRSEAL01"
 AGE_UNKNOWN = 0  # the creation time of a segment that a start found
 _SCAN_BYTES = 4 << 20
 INDEX_ENTRY, TIME_ENTRY = 8, 16  # bytes; as in index.pyx
+_INDEX_ENTRY = struct.Struct(">II")  # offset relative to the base, position
+_SECTOR_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +220,8 @@ class SegmentWriter(SegmentEnd):
             self.flush_index()
 
     def flush_index(self) -> None:
-        """Write pending index entries. Never synced, since a wrong index is rebuilt; on a full disk, or without a
-        descriptor, the entries stay pending."""
+        """Write pending index entries. Not synced before the segment is sealed, since a wrong index is rebuilt. On a
+        full disk, or without a descriptor, the entries stay pending."""
         walker = self.walker
         if not walker.index:
             return
@@ -236,6 +238,16 @@ class SegmentWriter(SegmentEnd):
         self._time_index_size += len(walker.time_index)
         walker.index = bytearray()
         walker.time_index = bytearray()
+
+    def _sync_index_later(self) -> None:
+        """Have the next checkpoint sync the indexes: they do not change any more, and recovery does not have to check
+        those of every segment."""
+        for suffix in (paths.INDEX, paths.TIME_INDEX):
+            try:
+                self._files.release(self._files.acquire(self.segment.path(suffix)), dirty=True)
+            except OSError as error:
+                if not isinstance(error, FileNotFoundError) and error.errno not in NO_FILES:
+                    raise
 
     def save(self) -> "SavedWriter":
         return SavedWriter.of(self.walker, self.index_bytes, self.segment.generation)
@@ -270,6 +282,7 @@ class SegmentWriter(SegmentEnd):
 
     def seal(self) -> Seal:
         self.flush_index()
+        self._sync_index_later()
         seal = seal_of(self.walker)
         segment = self.segment
         self._files.write(segment.path(paths.SEAL), [seal.pack()], 0, create=True)
@@ -331,6 +344,31 @@ def rebuild_index(files: FileCache, segment: Segment, interval: int) -> tuple[by
     walk_segment(files, segment, walker)
     write_indexes(files, segment, walker)
     return walker.index, walker.time_index
+
+
+def indexes_are_sound(files: FileCache, segment: Segment, index_bytes: int | None = None) -> bool:
+    """Whether the index files can be trusted after a crash, without reading the whole segment. Indexes are rarely
+    synced, so a power cut may leave zeros or a part of them. `index_bytes`: how much of the index counts; None for
+    all."""
+    entries, times = (_read_derived(files, segment.path(suffix)) for suffix in (paths.INDEX, paths.TIME_INDEX))
+    if index_bytes is not None:
+        if len(entries) < index_bytes:
+            return False
+        entries, times = entries[:index_bytes], times[: index_bytes // INDEX_ENTRY * TIME_ENTRY]
+    if segment.size and not entries:
+        return False
+    if not index.is_sound(entries, times, segment.base, segment.size, segment.next_offset):
+        return False
+    # The position of an entry has no checksum. The last sector of the file is the one that a crash may have torn.
+    for at in range(max(0, len(entries) - _SECTOR_BYTES), len(entries), INDEX_ENTRY):
+        offset, position = _INDEX_ENTRY.unpack_from(entries, at)
+        if int.from_bytes(files.read(segment.path(), 8, position), "big") != segment.base + offset:
+            return False
+    return True
+
+
+def _read_derived(files: FileCache, path: str) -> bytes:
+    return read_whole(files.disk, path) if files.disk.exists(path) else b""
 
 
 def write_indexes(files: FileCache, segment: Segment, walker: index.Walker) -> None:

@@ -109,6 +109,11 @@ class DiskStateStore:
         return bool(self._dirty)
 
     @property
+    def file_bytes(self) -> int:
+        """Size of each of the two files."""
+        return self._files.size
+
+    @property
     def needs_rewrite(self) -> bool:
         return self._files.was_interrupted or self._files.size > max(4 * self._live_bytes, _REWRITE_BYTES_MIN)
 
