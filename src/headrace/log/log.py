@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from headrace.errors import CorruptLog, LogClosed, OffsetOutOfRange, StorageError
 from headrace.log.commit.log_writer import Tail
 from headrace.log.commit.round import LogEnd, Staging
-from headrace.log.read.cold_reads import ReadWaits
+from headrace.log.read.cold_reads import Loader, ReadWaits
 from headrace.log.read.file_range import FileRange
 from headrace.log.read.reader import Chunk, Reader
 from headrace.log.segments.segment import Segment
@@ -90,6 +90,11 @@ class Log(LogEnd):
     @property
     def segments(self) -> tuple[Segment, ...]:
         return self.tail.segments
+
+    @property
+    def loader(self) -> Loader:
+        """The threads that load and decompress what readers of this log need."""
+        return self._reader.loader
 
     @property
     def size_bytes(self) -> int:

@@ -8,11 +8,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+from headrace.broker.streams.decode import Decoder
 from headrace.broker.streams.key_index_rocksdb import NOT_INSTALLED, Entry, KeyStore, is_installed
 from headrace.broker.streams.partition import Partition, Readable, when_loaded
-from headrace.broker.streams.read import PageReader, without_aborted
+from headrace.broker.streams.read import UNLIMITED, PageReader, committed
 from headrace.broker.streams.streams import Stream, Streams
 from headrace.broker.types.aborted_ranges import Aborts
 from headrace.errors import (
@@ -27,7 +29,7 @@ from headrace.errors import (
 from headrace.log.disk import paths
 from headrace.log.read.reader import Chunk
 from headrace.record import codec
-from headrace.record.types import Record
+from headrace.record.types import BatchInfo, Record
 
 logger = logging.getLogger("headrace.keys")
 
@@ -61,18 +63,18 @@ class Keys:
         self,
         streams: Streams,
         pages: PageReader,
+        decoder: Decoder,
         aborted: Callable[[int], Aborts],
         folder: str,
         *,
         has_folder: bool,
-        decompressed_bytes_max: int,
     ) -> None:
         self._streams = streams
         self._pages = pages
         self._aborted = aborted  # by log id
         self._folder = folder
         self._has_folder = has_folder
-        self._decompressed_bytes_max = decompressed_bytes_max
+        self._decoder = decoder
         self._store: KeyStore | None = None
         self._ends: dict[int, int] = {}  # by log id: the first offset that is not indexed
         self._indexed: set[int] = set()  # the logs of the last pass
@@ -109,8 +111,9 @@ class Keys:
 
     # Look-ups.
 
-    async def find(self, stream: Stream, key: bytes) -> KeyLookup:
-        """The last message with this key; KeyNotFound if there is none, or if it is a tombstone."""
+    async def find(self, stream: Stream, key: bytes, *, record_bytes_max: int = UNLIMITED) -> KeyLookup:
+        """The last message with this key; KeyNotFound if there is none, or if it is a tombstone. RecordTooLarge if it
+        takes more than record_bytes_max."""
         if not stream.settings.key_index:
             raise Conflict(f"topic {stream.name!r} has no key index: set key_index to true for it")
         if not is_installed():
@@ -120,7 +123,7 @@ class Keys:
         offsets = await self._in(self._looking, lambda: [store.find(one.log.id, key) for one in partitions])
         found = []
         for partition, offset in zip(partitions, offsets, strict=True):
-            record = None if offset is None else await self._record(stream, partition, offset)
+            record = None if offset is None else await self._record(stream, partition, offset, record_bytes_max)
             if record is not None and record.key == key:
                 found.append(KeyLookup(partition.number, record))
         # A custom partitioner may have put the key into several partitions.
@@ -129,9 +132,11 @@ class Keys:
             raise KeyNotFound(stream.name)
         return last
 
-    async def _record(self, stream: Stream, partition: Partition, offset: int) -> Record | None:
+    async def _record(self, stream: Stream, partition: Partition, offset: int, bytes_max: int) -> Record | None:
         try:
-            page = await self._pages.read(stream.name, partition, offset, limit=1, bytes_max=CHUNK_BYTES)
+            page = await self._pages.read(
+                stream.name, partition, offset, limit=1, bytes_max=CHUNK_BYTES, record_bytes_max=bytes_max
+            )
         except OffsetOutOfRange:  # retention has deleted it
             return None
         return page.records[0] if page.records and page.records[0].offset == offset else None
@@ -232,9 +237,10 @@ class Keys:
             return True  # retention has moved the start: try again from there
         known = self._aborted(log.id)
         aborted = Aborts(known.between(chunk.base_offset, chunk.next_offset))  # a copy for the thread
-        limit = self._decompressed_bytes_max
         to = max(chunk.next_offset, start + 1)
-        entries = await self._in(self._indexing, _entries, chunk, aborted, start, end, limit)
+        entries: list[Entry] = []
+        for info in committed(chunk, aborted):
+            entries += await self._decoder.run(partial(_entries, chunk, info, start, end, self._decoder.bytes_max))
         await self._in(self._indexing, store.put, log.id, entries, to)
         self._move(log.id, to)
         return to < end
@@ -283,22 +289,19 @@ class Keys:
         return await asyncio.get_running_loop().run_in_executor(threads, lambda: work(*args, **named))
 
 
-def _entries(chunk: Chunk, aborted: Aborts, start: int, end: int, decompressed_bytes_max: int) -> list[Entry]:
-    """The keys of a chunk. A batch that cannot be decoded has none: reading the topic reports it."""
-    found: list[Entry] = []
-    data = without_aborted(chunk, aborted).data
-    for info in codec.scan(data, verify_crc=False):
-        try:
-            records = codec.records(
-                data,
-                info.position,
-                info.end,
-                from_offset=start,
-                to_offset=end,
-                decompressed_bytes_max=decompressed_bytes_max,
-            )
-        except HeadraceError as error:
-            logger.warning("the key index skips the batch at offset %d: %s", info.base_offset, error)
-            continue
-        found += [(record.key, record.offset) for record in records if record.key is not None]
-    return found
+def _entries(chunk: Chunk, info: BatchInfo, start: int, end: int, bytes_max: int) -> list[Entry]:
+    """The keys of a batch. A batch that cannot be decoded has none: reading the topic reports it."""
+    try:
+        records, _, _ = codec.records_of(
+            chunk.data,
+            info.position,
+            from_offset=start,
+            to_offset=end,
+            decompressed_bytes_max=bytes_max,
+            values=False,
+            in_thread=True,
+        )
+    except HeadraceError as error:
+        logger.warning("the key index skips the batch at offset %d: %s", info.base_offset, error)
+        return []
+    return [(record.key, record.offset) for record in records if record.key is not None]

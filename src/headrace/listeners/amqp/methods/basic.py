@@ -9,7 +9,7 @@ from headrace.listeners.amqp.channel import Channel
 from headrace.listeners.amqp.errors import ChannelError
 from headrace.listeners.amqp.methods.queue import find_to_read
 from headrace.listeners.amqp.transaction import Settle
-from headrace.wire.amqp.methods import AccessRequest, AccessRequestOk, content_frames, frame
+from headrace.wire.amqp.methods import AccessRequest, AccessRequestOk, content_pieces, frame
 from headrace.wire.amqp.protocol import NOT_IMPLEMENTED, PRECONDITION_FAILED, ProtocolError
 
 
@@ -31,7 +31,7 @@ async def get(channel: Channel, method: commands.Basic.Get) -> None:
     tag = channel.state.tags.add(-1 if method.no_ack else source.number, offset)
     if method.no_ack:
         queue.settle(view, offset, offset + 1)
-    frames = content_frames(
+    pieces = content_pieces(
         channel.number,
         commands.Basic.GetOk,
         message.properties,
@@ -43,7 +43,7 @@ async def get(channel: Channel, method: commands.Basic.Get) -> None:
         routing_key=message.routing_key,
         message_count=queue.ready,
     )
-    channel.transport.deliver(frames, 1, len(message.body))
+    channel.transport.deliver_message(pieces, len(message.body))
 
 
 def ack(channel: Channel, method: Any) -> None:
