@@ -187,12 +187,15 @@ def main() -> None:
     options.add_argument("--only", help="names of the ways to read, separated by commas")
     given = options.parse_args()
     size = given.mb << 20
+    settings = ["--memory-limit", given.memory_limit]
+    if given.mb > 31:  # the broker refuses such a batch by default, but older ones may be stored
+        settings += ["--decompressed-bytes-max", f"{given.mb + 1}MB"]
     batch = bytes(codec.build([(b"k", bytes(size), (), 1)], codec=GZIP, timestamp_ms=1))
     print(f"a record of {size:,} bytes in a batch of {len(batch):,} bytes; memory limit {given.memory_limit}")
     for name in given.only.split(",") if given.only else WAYS:
         # A broker for each, so that memory that the last one left behind is not counted for the next.
         with tempfile.TemporaryDirectory() as folder, Broker(
-            folder, "--memory-limit", given.memory_limit, "--decompressed-bytes-max", "128MB"
+            folder, *settings
         ) as broker:  # fmt: skip
             prepare(broker, batch)
             watch = Watch(broker)

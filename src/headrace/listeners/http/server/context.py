@@ -20,6 +20,7 @@ CHUNK_BYTES = 256 * 1024
 # Request and response bodies in memory: enough for two of the largest requests, or many usual ones.
 BUDGET_BYTES_MIN = 256 << 20
 BUDGET_PART = 4  # at most one part in 4 of the memory limit
+JSON_PART = 4  # and a message as JSON one part in 4 of that
 
 
 class HttpContext:
@@ -36,8 +37,9 @@ class HttpContext:
 
     @property
     def json_bytes_max(self) -> int:
-        """The largest message that is returned as JSON."""
-        return max(self.config.read_bytes_max, self.config.decompressed_bytes_max)
+        """The largest message that is returned as JSON. Several of them must fit the budget."""
+        largest = min(self.config.decompressed_bytes_max, self.budget.bytes_max // JSON_PART)
+        return max(self.config.read_bytes_max, largest)
 
     @property
     def listeners_with_tls(self) -> list[str]:
