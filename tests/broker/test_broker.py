@@ -86,7 +86,7 @@ class Rotten:
 
 async def test_records_before_damage_are_read_and_then_the_damage_raises(broker: Broker) -> None:
     partition: Any = Rotten()
-    pages = PageReader(lambda _: NO_ABORTS, broker.decoder)
+    pages = PageReader(lambda _: NO_ABORTS, broker.pages.decoder)
     page = await pages.read("rotten", partition, 0, limit=10, bytes_max=1 << 20)
     assert [record.value for record in page.records] == [b"one"]
     assert page.next_offset == 1

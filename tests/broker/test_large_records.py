@@ -143,7 +143,7 @@ async def test_a_record_over_the_limit_is_refused_before_it_is_copied(
 async def test_a_batch_over_the_limit_of_the_broker_is_refused_with_its_offset_and_size(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker.decoder, "bytes_max", 1 << 20)
+    monkeypatch.setattr(broker.pages.decoder, "bytes_max", 1 << 20)
     partition = await stored(broker, "t", large())
     with pytest.raises(RecordTooLarge) as caught:
         await broker.read(broker.streams.get("t"), partition, 0, limit=1, bytes_max=1 << 20)
@@ -179,9 +179,9 @@ async def test_browsing_and_searching_a_large_record_happen_in_the_thread(
         searched.append(threading.get_ident())
         return False
 
-    found = await browse(broker.decoder, partition, 0, limit=10, bytes_max=1 << 20)
+    found = await browse(broker.pages.decoder, partition, 0, limit=10, bytes_max=1 << 20)
     assert [len(record.value or b"") for record in found.records] == [SIZE]
-    found = await browse(broker.decoder, partition, 0, limit=10, bytes_max=1 << 20, content=holds_nothing)
+    found = await browse(broker.pages.decoder, partition, 0, limit=10, bytes_max=1 << 20, content=holds_nothing)
     assert found.records == [] and found.scanned == 1
     assert searched and threading.get_ident() not in searched
     assert len(work.in_thread) == 2 and work.on_loop == []

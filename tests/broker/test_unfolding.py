@@ -101,7 +101,7 @@ async def test_a_page_that_ends_with_a_batch_continues_after_it(broker: Broker, 
 async def test_browsing_decompresses_about_as_much_as_a_page_takes(
     broker: Broker, folded: Partition, unfolded: list[int]
 ) -> None:
-    found = await browse(broker.decoder, folded, 0, limit=500, bytes_max=BATCH_BYTES + 1)
+    found = await browse(broker.pages.decoder, folded, 0, limit=500, bytes_max=BATCH_BYTES + 1)
     assert (len(found.records), found.next_offset) == (MESSAGES + 1, MESSAGES + 1)
     assert sum(unfolded) == 2 * BATCH_BYTES
 
@@ -113,7 +113,9 @@ async def test_a_search_ends_its_page_after_many_bytes_and_can_continue(
     offset, found, pages = 0, [], 0
     while offset < folded.end_offset:
         unfolded.clear()
-        page = await browse(broker.decoder, folded, offset, limit=500, bytes_max=BATCH_BYTES, content=contains("z"))
+        page = await browse(
+            broker.pages.decoder, folded, offset, limit=500, bytes_max=BATCH_BYTES, content=contains("z")
+        )
         assert page.next_offset > offset and sum(unfolded) <= 3 * BATCH_BYTES
         offset, pages = page.next_offset, pages + 1
         found += page.records

@@ -114,22 +114,22 @@ class Broker:
             self.coordination.transactions,
             decompressed_bytes_max=config.decompressed_bytes_max,
         )
-        self.decoder = Decoder(
+        decoder = Decoder(
             shard.loader,
             accepted_bytes_max=config.decompressed_bytes_max,
             memory_bytes=self.pressure.limits.memory_bytes,
         )
-        self._pages = PageReader(producers.aborted, self.decoder)
+        self.pages = PageReader(producers.aborted, decoder)
         keys_folder = os.path.join(config.data_dir, KEYS_FOLDER)
         self.keys = Keys(
             self.streams,
-            self._pages,
-            self.decoder,
+            self.pages,
+            decoder,
             producers.aborted,
             keys_folder,
             has_folder=self.disk.exists(keys_folder),
         )
-        self.schemas = Schemas(self.streams, self._pages, self.appender, shard)
+        self.schemas = Schemas(self.streams, self.pages, self.appender, shard)
 
     def _make_sinks(self) -> None:
         """Exactly-once sinks and bulk readers."""
@@ -169,7 +169,7 @@ class Broker:
         ):
             self.pressure.add_holder(holder)
         self.policies.attach(lambda: self.vhosts, self.streams)
-        self.dead_letters = DeadLetterBrowser(self.vhosts, shard, self.clock, self.decoder)
+        self.dead_letters = DeadLetterBrowser(self.vhosts, shard, self.clock, self.pages.decoder)
 
     def _make_upkeep(self) -> None:
         """Periodic work, its numbers, and the standbys."""
@@ -273,7 +273,7 @@ class Broker:
         record_bytes_max: int = UNLIMITED,
     ) -> Page:
         """A page of committed messages; RecordTooLarge if the first takes more than record_bytes_max."""
-        return await self._pages.read(
+        return await self.pages.read(
             stream.name, partition, offset, limit=limit, bytes_max=bytes_max, record_bytes_max=record_bytes_max
         )
 

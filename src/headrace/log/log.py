@@ -62,6 +62,8 @@ class LogOwner(Protocol):
 
 
 class Log(LogEnd):
+    loader: Loader  # the threads that load and decompress what readers of this log need; set by the shard
+
     def __init__(
         self,
         owner: LogOwner,
@@ -90,11 +92,6 @@ class Log(LogEnd):
     @property
     def segments(self) -> tuple[Segment, ...]:
         return self.tail.segments
-
-    @property
-    def loader(self) -> Loader:
-        """The threads that load and decompress what readers of this log need."""
-        return self._reader.loader
 
     @property
     def size_bytes(self) -> int:

@@ -116,7 +116,7 @@ def test_a_record_too_large_for_json_is_refused_with_forms_that_work(
 
 def test_a_batch_that_the_broker_does_not_decode_is_refused_with_forms_that_work(own: type[Live], topic: str) -> None:
     server = own(decompressed_bytes_max=64 << 10)
-    server.broker.decoder.bytes_max = MB
+    server.broker.pages.decoder.bytes_max = MB
     store(server, topic, (b"k", bytes(3 * MB), (), 1))
     for query in ("limit=1", "format=raw"):
         answer = server.get(f"/topics/{topic}/messages?{query}")

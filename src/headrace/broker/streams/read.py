@@ -39,7 +39,7 @@ class PageReader:
 
     def __init__(self, aborted: Callable[[int], Aborts], decoder: Decoder) -> None:
         self._aborted = aborted  # by log id
-        self._decoder = decoder
+        self.decoder = decoder
 
     async def read(
         self,
@@ -69,7 +69,7 @@ class PageReader:
                 break
             for info in committed(chunk, self._aborted(partition.log_id)):
                 try:
-                    found = await self._decoder.records(
+                    found = await self.decoder.records(
                         chunk.data,
                         info,
                         from_offset=offset,
@@ -100,7 +100,7 @@ class PageReader:
         self, stream: str, partition: Partition, chunk: Chunk, info: BatchInfo, offset: int, error: Exception
     ) -> Exception:
         if isinstance(error, DecompressedTooLarge):
-            limit = self._decoder.bytes_max
+            limit = self.decoder.bytes_max
             size = max(estimated_bytes(chunk.data, info), limit + 1)
             return RecordTooLarge(
                 offset, size, limit, partition=partition.number, form="decompressed", next_offset=info.next_offset

@@ -73,7 +73,6 @@ class Reader:
         self._files = files
         self._recent = recent
         self._ranges = ranges
-        self.loader = loader
         self._loads = Loads(loader)
         self._decompressions = Loads(loader.alone)
         self._reads = CachedFiles(files, self._loads, counters)

@@ -106,7 +106,7 @@ async def messages(site: HttpContext, request: Request) -> Response:
     gaps: list[Gap] = []
     offset = await _start(log, query, limit, gaps, newest=wanted is None)
     found = await browse(
-        site.broker.decoder,
+        site.broker.pages.decoder,
         log,
         offset,
         limit=limit,
@@ -249,7 +249,7 @@ class Tail(EventStreamResponse):
             first = max(start, end - TAIL_MESSAGES)
             gaps: list[Gap] = []
             found = await browse(
-                self._site.broker.decoder,
+                self._site.broker.pages.decoder,
                 log,
                 first,
                 limit=TAIL_MESSAGES,

@@ -124,7 +124,7 @@ async def messages(site: HttpContext, request: Request) -> Response:
                 return messages_response(found, {"next": at, "gaps": gaps_json(unread)})
             gaps: list[Gap] = []
             page = await browse(
-                site.broker.decoder,
+                site.broker.pages.decoder,
                 view.partition,
                 offset,
                 limit=limit - len(found),
