@@ -73,6 +73,40 @@ class DecompressedTooLarge(InvalidInput):
     """The data exceeds the size limit after decompression."""
 
 
+class RecordTooLarge(InvalidInput):
+    """A stored record is too large for the form in which a client wants to read it; `hint` names forms that work.
+
+    `size` is what the record takes in that form or, where that is not known, at least."""
+
+    def __init__(
+        self,
+        offset: int,
+        size: int,
+        limit: int,
+        *,
+        partition: int = 0,
+        form: str = "",
+        hint: str = "",
+        next_offset: int | None = None,
+    ) -> None:
+        text = f"the message at offset {offset} of partition {partition} takes {size:,} bytes{form and ' '}{form}"
+        super().__init__(f"{text}, and the limit is {limit:,}{hint and '. '}{hint}")
+        self.offset, self.size, self.limit, self.partition, self.form = offset, size, limit, partition, form
+        self.next_offset = offset + 1 if next_offset is None else next_offset
+
+    def explained(self, *, partition: int | None = None, form: str | None = None, hint: str = "") -> "RecordTooLarge":
+        """The same with more facts, known further up."""
+        return RecordTooLarge(
+            self.offset,
+            self.size,
+            self.limit,
+            partition=self.partition if partition is None else partition,
+            form=self.form if form is None else form,
+            hint=hint,
+            next_offset=self.next_offset,
+        )
+
+
 class CorruptProperties(InvalidInput):
     """AMQP properties or a field table are truncated, nested too deeply, or contain an unknown type."""
 

@@ -14,7 +14,8 @@ from headrace.broker.broker import Broker
 from headrace.broker.streams.cursors import CURSORS_MAX
 from headrace.broker.streams.partition import ReadWaits
 from headrace.broker.streams.publish import Shape, prepare
-from headrace.broker.streams.read import read_page
+from headrace.broker.streams.read import PageReader
+from headrace.broker.types.aborted_ranges import NO_ABORTS
 from headrace.broker.vhosts.settings import Metadata
 from headrace.clock import ManualClock
 from headrace.config import Config
@@ -35,6 +36,7 @@ from headrace.errors import (
 from headrace.log.disk.disk import RealDisk
 from headrace.log.read.reader import Chunk
 from headrace.log.settings import LogSettings, StreamSettings
+from headrace.record import codec
 from headrace.record.codec import partition_for
 from tests.log.helpers import batch
 
@@ -62,19 +64,19 @@ def values(broker: Broker, name: str, partition: int = 0) -> list[bytes | None]:
     offset, most = target.start_offset, 1 << 24
     while offset < target.end_offset:
         try:
-            page = read_page(name, target, offset, limit=10_000, bytes_max=most, decompressed_bytes_max=most)
+            chunk = target.read_now(offset, most)
         except ReadWaits as cold:
             cold.load()
             continue
-        found += [record.value for record in page.records]
-        offset = page.next_offset
+        found += [record.value for record in codec.records(chunk.data, from_offset=offset)]
+        offset = chunk.next_offset
     return found
 
 
 class Rotten:
     """A partition of two messages, the second of which cannot be read."""
 
-    number, start_offset, stable_end = 0, 0, 2
+    number, log_id, start_offset, stable_end = 0, 0, 0, 2
 
     def read_now(self, offset: int, *_: object, **__: object) -> Chunk:
         if offset:
@@ -82,14 +84,14 @@ class Rotten:
         return Chunk(bytes(batch([b"one"])), 0, 1)
 
 
-def test_records_before_damage_are_read_and_then_the_damage_raises() -> None:
+async def test_records_before_damage_are_read_and_then_the_damage_raises(broker: Broker) -> None:
     partition: Any = Rotten()
-    bounds = {"limit": 10, "bytes_max": 1 << 20, "decompressed_bytes_max": 1 << 20}
-    page = read_page("rotten", partition, 0, **bounds)
+    pages = PageReader(lambda _: NO_ABORTS, broker.pages.decoder)
+    page = await pages.read("rotten", partition, 0, limit=10, bytes_max=1 << 20)
     assert [record.value for record in page.records] == [b"one"]
     assert page.next_offset == 1
     with pytest.raises(CorruptLog):
-        read_page("rotten", partition, 1, **bounds)
+        await pages.read("rotten", partition, 1, limit=10, bytes_max=1 << 20)
 
 
 def message(value: bytes, key: bytes | None = None, stamp: int = -1) -> tuple[Any, ...]:

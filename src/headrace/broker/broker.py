@@ -30,11 +30,12 @@ from headrace.broker.standbys import Standbys
 from headrace.broker.storage import Storage, readable_errors
 from headrace.broker.streams.append import Appender
 from headrace.broker.streams.cursors import Cursors
+from headrace.broker.streams.decode import Decoder
 from headrace.broker.streams.key_index import FOLDER as KEYS_FOLDER
 from headrace.broker.streams.key_index import Keys
 from headrace.broker.streams.partition import Partition
 from headrace.broker.streams.publish import Outgoing, Place
-from headrace.broker.streams.read import Page, PageReader
+from headrace.broker.streams.read import UNLIMITED, Page, PageReader
 from headrace.broker.streams.streams import Stream, Streams
 from headrace.broker.upkeep.expired_links import remove_expired_links
 from headrace.broker.upkeep.reclaim import Reclaim
@@ -118,17 +119,22 @@ class Broker:
             self.coordination.transactions,
             decompressed_bytes_max=config.decompressed_bytes_max,
         )
-        self._pages = PageReader(producers.aborted, config.decompressed_bytes_max)
+        decoder = Decoder(
+            shard.loader,
+            accepted_bytes_max=config.decompressed_bytes_max,
+            memory_bytes=self.pressure.limits.memory_bytes,
+        )
+        self.pages = PageReader(producers.aborted, decoder)
         keys_folder = os.path.join(config.data_dir, KEYS_FOLDER)
         self.keys = Keys(
             self.streams,
-            self._pages,
+            self.pages,
+            decoder,
             producers.aborted,
             keys_folder,
             has_folder=self.disk.exists(keys_folder),
-            decompressed_bytes_max=config.decompressed_bytes_max,
         )
-        self.schemas = Schemas(self.streams, self._pages, self.appender, shard)
+        self.schemas = Schemas(self.streams, self.pages, self.appender, shard)
 
     def _make_sinks(self) -> None:
         """Exactly-once sinks and bulk readers."""
@@ -169,9 +175,7 @@ class Broker:
         ):
             self.pressure.add_holder(holder)
         self.policies.attach(lambda: self.vhosts, self.streams)
-        self.dead_letters = DeadLetterBrowser(
-            self.vhosts, shard, self.clock, decompressed_bytes_max=self.config.decompressed_bytes_max
-        )
+        self.dead_letters = DeadLetterBrowser(self.vhosts, shard, self.clock, self.pages.decoder)
 
     def _make_upkeep(self) -> None:
         """Periodic work, its numbers, and the standbys."""
@@ -264,9 +268,20 @@ class Broker:
         """Durable on return; (partition, offset) of each message in the order given."""
         return await self.appender.publish_messages(stream, messages)
 
-    async def read(self, stream: Stream, partition: Partition, offset: int, *, limit: int, bytes_max: int) -> Page:
-        """A page of committed messages."""
-        return await self._pages.read(stream.name, partition, offset, limit=limit, bytes_max=bytes_max)
+    async def read(
+        self,
+        stream: Stream,
+        partition: Partition,
+        offset: int,
+        *,
+        limit: int,
+        bytes_max: int,
+        record_bytes_max: int = UNLIMITED,
+    ) -> Page:
+        """A page of committed messages; RecordTooLarge if the first takes more than record_bytes_max."""
+        return await self.pages.read(
+            stream.name, partition, offset, limit=limit, bytes_max=bytes_max, record_bytes_max=record_bytes_max
+        )
 
     # State.
 

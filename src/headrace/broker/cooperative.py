@@ -35,11 +35,11 @@ class YieldEvery:
             await asyncio.sleep(REST_S)
             self._began = _now()
 
-    async def map(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Like list(map(...)). The sequence must not change meanwhile."""
+    async def map(self, function: Callable[[T], R], items: Sequence[T], *, step: int = STEP) -> list[R]:
+        """Like list(map(...)). The sequence must not change meanwhile. The clock is read after each `step` items."""
         found: list[R] = []
-        for at in range(0, len(items), STEP):
-            found += map(function, items[at : at + STEP])
+        for at in range(0, len(items), step):
+            found += map(function, items[at : at + step])
             await self.rest()
         return found
 

@@ -129,13 +129,15 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "decompressed_bytes_max",
         "size",
-        "Maximum size of a compressed request or batch after decompression.",
+        "Maximum size of a compressed request or batch from a client after decompression. Larger stored batches are "
+        "still readable.",
         least=64 * KB,
     ),
     Setting(
         "read_bytes_max",
         "size",
-        "Maximum size of a read response. A single larger message is still returned.",
+        "Maximum size of a read response. A single larger message is still returned, as JSON up to "
+        "`decompressed_bytes_max`.",
         least=KB,
     ),
     Setting("read_wait_max", "duration", "Maximum time a read may wait for new messages.", path="read_wait_ms_max"),

@@ -37,7 +37,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     auto_create_partitions: int = 1
     partitions_max: int = 10_000
     request_bytes_max: int = 64 * MB
-    decompressed_bytes_max: int = 128 * MB
+    decompressed_bytes_max: int = 32 * MB
     read_bytes_max: int = 16 * MB
     read_wait_ms_max: int = 60_000
     connections_max: int = 20_000

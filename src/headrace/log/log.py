@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from headrace.errors import CorruptLog, LogClosed, OffsetOutOfRange, StorageError
 from headrace.log.commit.log_writer import Tail
 from headrace.log.commit.round import LogEnd, Staging
-from headrace.log.read.cold_reads import ReadWaits
+from headrace.log.read.cold_reads import Loader, ReadWaits
 from headrace.log.read.file_range import FileRange
 from headrace.log.read.reader import Chunk, Reader
 from headrace.log.segments.segment import Segment
@@ -62,6 +62,8 @@ class LogOwner(Protocol):
 
 
 class Log(LogEnd):
+    loader: Loader  # the threads that load and decompress what readers of this log need; set by the shard
+
     def __init__(
         self,
         owner: LogOwner,

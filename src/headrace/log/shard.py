@@ -336,7 +336,9 @@ class Shard:
         reader = Reader(
             self.files, self.index_cache, self.recent_reads, self.file_ranges, tail, self.counters, self.loader
         )
-        return Log(self, self.staging, spec, self.epoch, tail, reader)
+        log = Log(self, self.staging, spec, self.epoch, tail, reader)
+        log.loader = self.loader
+        return log
 
     def log(self, log_id: int) -> Log:
         try:

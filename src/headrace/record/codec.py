@@ -2,11 +2,20 @@
 
 from headrace.record.arrow.read import columns
 from headrace.record.batch.build import BatchWriter, build, encode_headers
-from headrace.record.batch.decode import first_at, records
+from headrace.record.batch.decode import first_at, records, records_of, value_sizes
 from headrace.record.batch.filter import filter_batch
 from headrace.record.batch.latest_by_key import LatestOffsets, keep_latest, keep_listed
 from headrace.record.batch.murmur2 import murmur2, partition_for
-from headrace.record.batch.scan import epochs_until, patch, patch_run, scan, trim, valid_until, validate
+from headrace.record.batch.scan import (
+    epochs_until,
+    first_compressed,
+    patch,
+    patch_run,
+    scan,
+    trim,
+    valid_until,
+    validate,
+)
 from headrace.record.layout import CONTROL_COMMIT
 from headrace.record.types import BatchInfo, Buffer
 
@@ -19,6 +28,7 @@ __all__ = [
     "epochs_until",
     "filter_batch",
     "first_at",
+    "first_compressed",
     "is_commit",
     "keep_latest",
     "keep_listed",
@@ -27,10 +37,12 @@ __all__ = [
     "patch",
     "patch_run",
     "records",
+    "records_of",
     "scan",
     "trim",
     "valid_until",
     "validate",
+    "value_sizes",
 ]
 
 

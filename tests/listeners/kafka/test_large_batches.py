@@ -259,3 +259,29 @@ async def test_requests_after_one_that_fails_by_a_bug_are_not_stored(
     with pytest.raises(Closed):
         await client.receive()
     assert (await other.produce("t", batch(b"of another"))).base_offset == 0
+
+
+async def test_by_default_a_batch_may_decompress_to_what_the_broker_can_serve(tmp_path: Path) -> None:
+    """A batch of 122 KB that held a record of 120 MB was accepted, and reading it took a gigabyte."""
+    async with world_at(tmp_path) as world:
+        await world.topic("t")
+        client = await world.client()
+        limit = world.broker.config.decompressed_bytes_max
+        assert limit == 32 * MB
+        for compression in (GZIP, ZSTD):
+            send(client, (0, bytes(batch(bytes(limit), codec=compression))))
+            assert await answer(client) == {0: (Code.MESSAGE_TOO_LARGE, -1)}
+        send(client, (0, bytes(batch(bytes(limit - 100), codec=GZIP))))
+        assert await answer(client) == {0: (0, 0)}
+
+
+async def test_a_batch_stored_under_a_larger_limit_is_fetched_under_a_smaller_one(tmp_path: Path) -> None:
+    data = bytes(batch(bytes(40 * MB), codec=GZIP))
+    async with world_at(tmp_path, decompressed_bytes_max=64 * MB) as world:
+        await world.topic("t")
+        assert (await (await world.client()).produce("t", data)).error_code == 0
+    async with world_at(tmp_path) as world:
+        client = await world.client()
+        found = await client.fetch("t")
+        assert found.error_code == 0 and bytes(found.records)[61:] == data[61:]
+        assert (await client.produce("t", data)).error_code == Code.MESSAGE_TOO_LARGE

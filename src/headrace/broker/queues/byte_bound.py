@@ -10,16 +10,21 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from headrace.broker.queues.backlog import Backlog
 from headrace.broker.queues.view import View
 from headrace.broker.queues.view_reader import Run
 from headrace.broker.streams.browse import READY, state_of
+from headrace.broker.streams.decode import INLINE_BYTES_MAX, is_small
 from headrace.broker.streams.partition import ReadWaits
-from headrace.errors import HeadraceError
+from headrace.errors import DecompressedTooLarge, HeadraceError
+from headrace.log.read.cold_reads import Loads
 from headrace.record import codec
 
 TURN_BYTES = 256 * 1024
+TURN_MESSAGES = 5000  # of one chunk
+SIZE_BYTES = 64  # counting a message costs about as much as reading so many bytes
 
 
 class ReadyBytes:
@@ -33,6 +38,7 @@ class ReadyBytes:
         self._unflushed: deque[list[int]] = deque()  # [flush, bytes] of messages published and not readable yet
         self._returned: dict[tuple[View, int], int] = {}  # returned messages whose size is being read, and how often
         self._is_busy = False
+        self._loads: Loads | None = None  # made when the first large batch is met
         self.total = 0
 
     @property
@@ -125,25 +131,51 @@ class ReadyBytes:
         try:
             chunk = view.reader.committed(view.log.read_now(start, TURN_BYTES))
             upto = min(stable_end, chunk.next_offset)
-            records = codec.records(chunk.data, from_offset=start, to_offset=upto) if chunk.data else []
+            sizes, next_offset = self._sizes(view, chunk, start, upto)
         except ReadWaits:
             raise
         except HeadraceError:  # damaged or deleted: reported when it is delivered
             self._counted[view] = start + 1
             return 1
-        for record in records:
-            if state_of(view, record.offset) == READY:
-                self.total += len(record.value or b"")
-        self._counted[view] = max(upto, start + 1)
-        return len(chunk.data)
+        for offset, size in sizes:
+            if state_of(view, offset) == READY:
+                self.total += size
+        self._counted[view] = max(next_offset, start + 1)
+        return max(len(chunk.data), SIZE_BYTES * len(sizes))
+
+    def _sizes(self, view: View, chunk: Any, start: int, upto: int) -> tuple[list[tuple[int, int]], int]:
+        """Offsets and sizes of the first messages of a chunk, and the offset behind them. A batch that decompresses to
+        much is decompressed in a thread: ReadWaits until that is done."""
+        sizes: list[tuple[int, int]] = []
+        for info in codec.scan(chunk.data, verify_crc=False) if chunk.data else ():
+            if info.next_offset <= start:
+                continue
+            look = partial(codec.value_sizes, chunk.data, info.position, from_offset=start, to_offset=upto)
+            look = partial(look, limit=TURN_MESSAGES)
+            if sizes and (len(sizes) >= TURN_MESSAGES or not is_small(chunk.data, info)):
+                return sizes, info.base_offset
+            try:
+                found = look(decompressed_bytes_max=INLINE_BYTES_MAX) if is_small(chunk.data, info) else None
+            except DecompressedTooLarge:
+                found = None  # it holds more than it declares
+            if found is None:
+                if sizes:
+                    return sizes, info.base_offset
+                if self._loads is None:
+                    self._loads = Loads(view.log.loader.alone, outcomes_max=1)
+                key = view.log.id, info.base_offset, info.size, start
+                found = self._loads.result(key, partial(look, in_thread=True))
+            sizes += found[0]
+            if found[1] < min(info.next_offset, upto):
+                return sizes, found[1]
+        return sizes, upto
 
 
 def _size_of(view: View, offset: int) -> int:
     run = Run(offset, offset + 1, 0, True)
     try:
         view.reader.load_chunk(run)
-        data = view.reader.chunk(run).data
-        found = codec.records(data, from_offset=offset, to_offset=offset + 1, limit=1) if data else []
+        found, _ = view.reader.records(run, 1)
     except ReadWaits:
         raise
     except HeadraceError:  # damaged or deleted: reported when it is delivered

@@ -22,7 +22,8 @@ from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.view import View
 from headrace.broker.routing.exchanges import Exchange
 from headrace.broker.routing.router import Routing
-from headrace.broker.streams.browse import READY, BrowsedMessage, Gap, browse, state_of, unserved
+from headrace.broker.streams.browse import READY, BrowsedMessage, Gap, browse, has_text, state_of, unserved
+from headrace.broker.streams.decode import Decoder
 from headrace.broker.types.message import Message, from_record
 from headrace.broker.types.publish_tracker import PublishTracker
 from headrace.clock import Clock
@@ -89,7 +90,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
             return False
         if self.origin is not None and (death is None or death.queue != self.origin):
             return False
-        return self.contains is None or self.contains.encode() in message.body
+        return self.contains is None or has_text(message.body, self.contains.encode())
 
 
 class Replay(msgspec.Struct, kw_only=True):
@@ -155,11 +156,11 @@ class BrowsedHosts(Protocol):
 class DeadLetterBrowser:
     """All dead-letter queues of the broker, and the replays out of them. Continues running replays when constructed."""
 
-    def __init__(self, hosts: BrowsedHosts, shard: Shard, clock: Clock, *, decompressed_bytes_max: int) -> None:
+    def __init__(self, hosts: BrowsedHosts, shard: Shard, clock: Clock, decoder: Decoder) -> None:
         self._hosts = hosts
         self._shard = shard
         self._clock = clock
-        self._decompressed_bytes_max = decompressed_bytes_max
+        self._decoder = decoder
         self._replays: dict[str, Replay] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         for _, value in shard.state.items(TABLE):
@@ -244,11 +245,11 @@ class DeadLetterBrowser:
     async def _look(self, view: View, offset: int, until: int, limit: int, unread: list[Unread]) -> BrowsedMessage:
         gaps: list[Gap] = []
         found = await browse(
+            self._decoder,
             view.partition,
             offset,
             limit=limit,
             bytes_max=BATCH_BYTES,
-            decompressed_bytes_max=self._decompressed_bytes_max,
             wanted=lambda record: record.offset < until and state_of(view, record.offset) == READY,
             aborted=view.aborted(),
             gaps=gaps,

@@ -3,6 +3,8 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from headrace.broker.queues.consumers import Consumer
@@ -11,9 +13,11 @@ from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.queue_arguments import QueueArguments, max_age_ms
 from headrace.broker.queues.stream_filter import StreamFilter
 from headrace.broker.queues.view import View
+from headrace.broker.streams.decode import INLINE_BYTES_MAX, is_small
 from headrace.broker.streams.partition import ReadWaits
 from headrace.broker.types.message import Message, from_record
-from headrace.errors import ArgumentMismatch, NotSupported
+from headrace.errors import ArgumentMismatch, DecompressedTooLarge, NotSupported
+from headrace.log.read.cold_reads import Loads
 from headrace.record import codec
 from headrace.record.amqp.properties import Int64, Timestamp
 from headrace.record.types import Record
@@ -22,6 +26,7 @@ READ_BYTES = 128 * 1024
 AHEAD_BYTES = 256 * 1024
 RECORD_BYTES = 256  # estimated memory of a record, and of a header, beside their bytes
 TURN_MESSAGES = 500
+TURN_BYTES = 1 << 20
 
 
 class Reader:
@@ -37,6 +42,36 @@ class Reader:
         self.is_loading = False
         self.ahead_max = 1
         self._ahead: deque[Record] = deque()  # decoded, and waiting for credit
+        self._loads: Loads | None = None  # made when the first large batch is met
+
+    def decode(self, chunk: Any, limit: int) -> tuple[list[Record], int]:
+        """The next records of a chunk, and the offset behind those that were decoded. A batch that decompresses to much
+        does so in a thread: ReadWaits until that is done."""
+        if len(chunk.data) <= INLINE_BYTES_MAX and codec.first_compressed(chunk.data) < 0:
+            few = codec.records(chunk.data, from_offset=self.next, to_offset=chunk.next_offset, limit=limit)
+            return few, chunk.next_offset  # if there are more, the caller takes no more than it asked for
+        found: list[Record] = []
+        room = TURN_BYTES
+        for info in codec.scan(chunk.data, verify_crc=False):
+            if info.next_offset <= self.next:
+                continue
+            decode = partial(codec.records_of, chunk.data, info.position, from_offset=self.next)
+            decode = partial(decode, to_offset=chunk.next_offset, limit=limit - len(found), bytes_max=room)
+            decoded = None
+            if is_small(chunk.data, info):
+                with suppress(DecompressedTooLarge):  # it holds more than it declares
+                    decoded = decode(decompressed_bytes_max=INLINE_BYTES_MAX)
+            if decoded is None:
+                if found:
+                    return found, info.base_offset  # deliver these first
+                if self._loads is None:
+                    self._loads = Loads(self.log.loader.alone, outcomes_max=1)
+                decoded = self._loads.result((info.base_offset, self.next), partial(decode, in_thread=True))
+            found += decoded[0]
+            room -= decoded[2]
+            if len(found) >= limit or room <= 0 or decoded[1] < min(info.next_offset, chunk.next_offset):
+                return found, decoded[1]
+        return found, chunk.next_offset
 
     def taken_ahead(self, count_max: int) -> list[Record]:
         while self._ahead and self._ahead[0].offset < self.next:  # deleted by retention
@@ -103,14 +138,13 @@ class StreamDispatcher(Dispatcher):
         if not records:
             try:
                 chunk = self._backlog.views[-1].reader.committed(log.read_now(reader.next, READ_BYTES))
+                found, after = reader.decode(chunk, left + reader.ahead_max)
             except ReadWaits as cold:
                 if not reader.is_loading:
                     reader.is_loading = True
                     cold.then(lambda: self._reader_loaded(reader))
                 return False
-            limit = left + reader.ahead_max
-            found = codec.records(chunk.data, from_offset=reader.next, to_offset=chunk.next_offset, limit=limit)
-            records, after = found[:left], chunk.next_offset
+            records = found[:left]
             reader.keep_ahead(found[left:])
         sent = 0
         for record in records:

@@ -1,18 +1,28 @@
-"""Reads a view's log: caches the chunk being delivered from and the records decoded out of it."""
+"""Reads a view's log: caches the chunk being delivered from and the records decoded out of it.
+
+A batch that decompresses to much is decompressed and decoded in a thread, like one that has to be read from the disk:
+`load_chunk` raises ReadWaits until that is done.
+"""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
+from headrace.broker.streams.decode import INLINE_BYTES_MAX, estimated_bytes, is_small
 from headrace.broker.streams.read import unfolded, without_aborted
 from headrace.broker.types.aborted_ranges import Aborts
 from headrace.errors import DecompressedTooLarge, OffsetOutOfRange
+from headrace.log.read.cold_reads import Loads
 from headrace.record import codec
-from headrace.record.types import Record
+from headrace.record.types import BatchInfo, Record
 
 READ_BYTES = 128 * 1024
 READ_BYTES_ONE = 8 * 1024  # for a returned message, whose neighbours are settled or in flight
 AHEAD_RECORDS = 128
-DECOMPRESSED_BYTES_MAX = 16 << 20
+DECOMPRESSED_BYTES_MAX = 16 << 20  # of a batch that is kept decompressed
+# Decoded at once from a batch that is decompressed in the thread. A larger one is decompressed again for the rest.
+APART_RECORDS = 2000
+APART_BYTES = 4 << 20
 
 
 class Run(NamedTuple):
@@ -31,8 +41,11 @@ class ViewReader:
         self._log = log
         self._aborted = aborted
         self._chunk: Any = None
+        self._is_folded = False  # the chunk has compressed batches
         self._ahead: dict[int, Record] = {}  # every record of the chunk within _ahead_range
         self._ahead_range = range(0)
+        self._ahead_bytes = 0  # of records that were decoded in the thread
+        self._loads: Loads | None = None  # made when the first large batch is met
 
     def chunk(self, run: Run) -> Any:
         """Whole batches that contain run.start; the first may begin earlier. May block on the disk."""
@@ -42,17 +55,45 @@ class ViewReader:
         return self._read_chunk(run, self._log.read)
 
     def load_chunk(self, run: Run) -> None:
-        """Cache the chunk of this run, or raise ReadWaits when it has to be read from the disk."""
+        """Cache the chunk of this run, or raise ReadWaits when it has to be read from the disk or decompressed in the
+        thread."""
         cached = self._chunk
         if cached is None or not cached.base_offset <= run.start < cached.next_offset:
             self._read_chunk(run, self._log.read_now)
+        if self._is_folded and run.start not in self._ahead_range:
+            self._unfold(run)
+
+    def _unfold(self, run: Run) -> None:
+        """Decompress the batch at the start of the run: now if it is small, otherwise in the thread."""
+        chunk = self._chunk
+        first, end, _ = codec.trim(chunk.data, 0, None, run.start, run.start + 1, verify_crc=False)
+        if first == end:
+            return
+        [info] = codec.scan(chunk.data, first, end, verify_crc=False)
+        if not info.codec or info.is_control:
+            return
+        if is_small(chunk.data, info):
+            try:
+                self._chunk, self._is_folded = unfolded(chunk, run.start, INLINE_BYTES_MAX), False
+                return
+            except DecompressedTooLarge:
+                pass  # it holds more than it declares
+        if self._loads is None:
+            self._loads = Loads(self._log.loader.alone, outcomes_max=2)
+        job = partial(_unfold_apart, chunk, info, run.start)
+        found, next_offset, size, whole = self._loads.result((info.base_offset, info.size, run.start), job)
+        if whole is not None:
+            self._chunk, self._is_folded = whole, False
+        self._ahead = {record.offset: record for record in found}
+        self._ahead_range, self._ahead_bytes = range(run.start, min(next_offset, self._chunk.next_offset)), size
 
     def _read_chunk(self, run: Run, read: Callable[[int, int], Any]) -> Any:
         chunk = read(run.start, READ_BYTES_ONE if run.returned else READ_BYTES)
         if chunk.next_offset <= run.start:
             raise OffsetOutOfRange(run.start, self._log.start_offset, self._log.visible_end)
-        self.release_chunk()
+        self._forget_chunk()
         chunk = self._chunk = self.committed(chunk)
+        self._is_folded = bool(chunk.data) and codec.first_compressed(chunk.data) >= 0
         return chunk
 
     def committed(self, chunk: Any) -> Any:
@@ -96,6 +137,7 @@ class ViewReader:
             else []
         )
         self._ahead = {record.offset: record for record in found}
+        self._ahead_bytes = 0
         self._ahead_range = range(run.start, found[-1].offset + 1 if len(found) == limit else chunk.next_offset)
 
     def decoded(self, offset: int) -> Record | None:
@@ -104,10 +146,39 @@ class ViewReader:
 
     @property
     def chunk_bytes(self) -> int:
-        """Upper bound of the memory in use: decoded records are no larger than their chunk."""
-        return len(self._chunk.data) * (2 if self._ahead else 1) if self._chunk is not None else 0
+        """Upper bound of the memory in use: decoded records are no larger than their chunk, if it is decompressed."""
+        if self._chunk is None:
+            return 0
+        return len(self._chunk.data) * (2 if self._ahead else 1) + self._ahead_bytes
 
     def release_chunk(self) -> None:
+        self._forget_chunk()
+        self._loads = None
+
+    def _forget_chunk(self) -> None:
         self._chunk = None
+        self._is_folded = False
         if self._ahead_range:
-            self._ahead, self._ahead_range = {}, range(0)
+            self._ahead, self._ahead_range, self._ahead_bytes = {}, range(0), 0
+
+
+def _unfold_apart(chunk: Any, info: BatchInfo, start: int) -> tuple[list[Record], int, int, Any]:
+    """(records from `start` on, next offset, bytes, the decompressed batch as a chunk unless it is very large); a job
+    for the thread."""
+    whole, data, position = None, chunk.data, info.position
+    if estimated_bytes(data, info) <= DECOMPRESSED_BYTES_MAX:
+        try:
+            whole = unfolded(chunk, start, DECOMPRESSED_BYTES_MAX)
+            data, position = whole.data, 0
+        except DecompressedTooLarge:
+            pass  # it holds more than it declares
+    found, next_offset, size = codec.records_of(
+        data,
+        position,
+        from_offset=start,
+        to_offset=chunk.next_offset,
+        limit=APART_RECORDS,
+        bytes_max=APART_BYTES,
+        in_thread=True,
+    )
+    return found, next_offset, size, whole

@@ -4,19 +4,24 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from headrace.broker.cooperative import YieldEvery
+from headrace.broker.streams.decode import INLINE_BYTES_MAX, Decoded, Decoder
 from headrace.broker.streams.partition import Partition, when_loaded
 from headrace.broker.streams.read import committed
 from headrace.broker.types.aborted_ranges import NO_ABORTS, Aborts
 from headrace.broker.types.range_set import RangeSet
 from headrace.errors import CorruptBatch, CorruptLog, DecompressedTooLarge, OffsetOutOfRange
 from headrace.log.read.reader import Chunk
-from headrace.record import codec
 from headrace.record.types import Record
 
 READ_BYTES = 256 * 1024
-# One call scans at most this much, because it blocks the event loop; the answer says where to continue.
+# Of one batch, decoded at once. A batch with more is decompressed again for the rest.
+STEP_RECORDS = 2000
+STEP_BYTES = 8 << 20
+# One call scans at most this much; the answer says where to continue.
 SCAN_RECORDS_MAX = 20_000
 SCAN_BYTES_MAX = 64 << 20
+SEARCH_BYTES = 1 << 20
 GAPS_MAX = 4  # finding the next readable offset takes time, too
 
 READY, OUT, DONE = "ready", "unacked", "settled"
@@ -43,25 +48,27 @@ class BrowsedMessage(NamedTuple):
 
 
 async def browse(
+    decoder: Decoder,
     partition: Partition,
     offset: int,
     *,
     limit: int,
     bytes_max: int,
-    decompressed_bytes_max: int,
     wanted: Callable[[Record], bool] | None = None,
+    content: Callable[[Record], bool] | None = None,
     aborted: Aborts = NO_ABORTS,
     scan_max: int = SCAN_RECORDS_MAX,
     gaps: list[Gap] | None = None,
 ) -> BrowsedMessage:
-    """Committed records from an offset on that match `wanted`; stops at the limit, the end, or the scan limits.
+    """Committed records from an offset on that match both filters; stops at the limit, the end, or the scan limits.
 
-    The event loop runs while the disk is read, so the state of a record may have changed on return. Damage raises, or
-    is added to `gaps` and skipped."""
+    `wanted` looks at the state of the broker; `content` looks at the record only, and large records in a thread. The
+    event loop runs meanwhile, so the state of a record may have changed on return. Damage raises, or is added to `gaps`
+    and skipped."""
     found: list[Record] = []
     size = scanned = looked = 0
     offset = max(offset, partition.start_offset)
-    end = partition.stable_end
+    end, turns = partition.stable_end, YieldEvery()
     while offset < end and len(found) < limit and len(gaps or ()) < GAPS_MAX:
         offset, chunk = await _read(partition, offset, end, gaps)
         if chunk is None:
@@ -70,30 +77,42 @@ async def browse(
             break
         upto = min(end, chunk.next_offset)
         for info in committed(chunk, aborted):
-            try:
-                records = codec.records(
-                    chunk.data,
-                    info.position,
-                    info.end,
-                    from_offset=offset,
-                    to_offset=upto,
-                    decompressed_bytes_max=decompressed_bytes_max,
-                )
-            except (CorruptBatch, DecompressedTooLarge):
-                continue  # a batch that cannot be decoded is not shown; reading the topic reports why
-            for record in records:
-                scanned += 1
-                bytes_ = len(record.value or b"") + len(record.key or b"")
-                looked += bytes_
-                if wanted is None or wanted(record):
-                    found.append(record)
-                    size += bytes_
-                    if len(found) >= limit or size >= bytes_max:
-                        return BrowsedMessage(found, record.offset + 1, scanned)
-            if scanned >= scan_max or looked >= SCAN_BYTES_MAX:
-                return BrowsedMessage(found, max(offset, min(upto, info.next_offset)), scanned)
+            behind = min(upto, info.next_offset)
+            while offset < behind:
+                try:
+                    step = await decoder.records(
+                        chunk.data,
+                        info,
+                        from_offset=offset,
+                        to_offset=upto,
+                        limit=max(1, min(STEP_RECORDS, scan_max - scanned)),
+                        bytes_max=STEP_BYTES,
+                    )
+                except (CorruptBatch, DecompressedTooLarge):
+                    break  # a batch that cannot be decoded is not shown; reading the topic reports why
+                for record, fits in zip(step.records, await _matches(decoder, step, content), strict=True):
+                    scanned += 1
+                    bytes_ = len(record.value or b"") + len(record.key or b"")
+                    looked += bytes_
+                    if fits and (wanted is None or wanted(record)):
+                        found.append(record)
+                        size += bytes_
+                        if len(found) >= limit or size >= bytes_max:
+                            return BrowsedMessage(found, record.offset + 1, scanned)
+                offset = max(offset, step.next_offset)
+                if scanned >= scan_max or looked >= SCAN_BYTES_MAX:
+                    return BrowsedMessage(found, offset, scanned)
+                await turns.rest()
         offset = upto
     return BrowsedMessage(found, offset, scanned)
+
+
+async def _matches(decoder: Decoder, step: Decoded, content: Callable[[Record], bool] | None) -> list[bool]:
+    if content is None:
+        return [True] * len(step.records)
+    if step.size <= INLINE_BYTES_MAX:
+        return [content(record) for record in step.records]
+    return await decoder.run(lambda: [content(record) for record in step.records])
 
 
 async def find_time(partition: Partition, timestamp_ms: int, gaps: list[Gap]) -> int:
@@ -155,12 +174,18 @@ def contains(text: str) -> Callable[[Record], bool]:
 
     def fits(record: Record) -> bool:
         return (
-            needle in (record.value or b"")
-            or needle in (record.key or b"")
-            or any(needle in (value or b"") for _, value in record.headers)
+            has_text(record.value or b"", needle)
+            or has_text(record.key or b"", needle)
+            or any(has_text(value or b"", needle) for _, value in record.headers)
         )
 
     return fits
+
+
+def has_text(data: bytes, needle: bytes) -> bool:
+    """Like `needle in data`, but in steps: each holds the GIL, and this may run beside the event loop."""
+    step = max(SEARCH_BYTES, len(needle))
+    return any(data.find(needle, at, at + step + len(needle) - 1) >= 0 for at in range(0, max(1, len(data)), step))
 
 
 def has_key(key: str) -> Callable[[Record], bool]:

@@ -8,11 +8,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+from headrace.broker.streams.decode import Decoder
 from headrace.broker.streams.key_index_rocksdb import NOT_INSTALLED, Entry, KeyRange, KeyStore, is_installed
 from headrace.broker.streams.partition import Partition, Readable, when_loaded
-from headrace.broker.streams.read import PageReader, without_aborted
+from headrace.broker.streams.read import UNLIMITED, PageReader, committed
 from headrace.broker.streams.streams import Stream, Streams
 from headrace.broker.types.aborted_ranges import Aborts
 from headrace.errors import (
@@ -27,7 +29,7 @@ from headrace.errors import (
 from headrace.log.disk import paths
 from headrace.log.read.reader import Chunk
 from headrace.record import codec
-from headrace.record.types import Record
+from headrace.record.types import BatchInfo, Record
 
 logger = logging.getLogger("headrace.keys")
 
@@ -69,18 +71,18 @@ class Keys:
         self,
         streams: Streams,
         pages: PageReader,
+        decoder: Decoder,
         aborted: Callable[[int], Aborts],
         folder: str,
         *,
         has_folder: bool,
-        decompressed_bytes_max: int,
     ) -> None:
         self._streams = streams
         self._pages = pages
         self._aborted = aborted  # by log id
         self._folder = folder
         self._has_folder = has_folder
-        self._decompressed_bytes_max = decompressed_bytes_max
+        self._decoder = decoder
         self._store: KeyStore | None = None
         self._ends: dict[int, int] = {}  # by log id: the first offset that is not indexed
         self._indexed: set[int] = set()  # the logs of the last pass
@@ -117,17 +119,20 @@ class Keys:
 
     # Look-ups.
 
-    async def find(self, stream: Stream, key: bytes) -> KeyLookup:
-        """The last message with this key; KeyNotFound if there is none, or if it is a tombstone."""
+    async def find(self, stream: Stream, key: bytes, *, record_bytes_max: int = UNLIMITED) -> KeyLookup:
+        """The last message with this key; KeyNotFound if there is none, or if it is a tombstone. RecordTooLarge if it
+        takes more than record_bytes_max."""
         partitions = list(stream.partitions)
         store = await self._up_to_date(stream, partitions)
         offsets = await self._in(self._looking, lambda: {one.log.id: store.find(one.log.id, key) for one in partitions})
-        last = await self._last(stream, partitions, key, offsets)
+        last = await self._last(stream, partitions, key, offsets, record_bytes_max)
         if last is None:
             raise KeyNotFound(stream.name)
         return last
 
-    async def scan(self, stream: Stream, keys: KeyRange, *, limit: int, bytes_max: int) -> KeyPage:
+    async def scan(
+        self, stream: Stream, keys: KeyRange, *, limit: int, bytes_max: int, record_bytes_max: int = UNLIMITED
+    ) -> KeyPage:
         """The last message of each key in the range, without tombstones, in the order of the keys. A page ends after
         `limit` messages, when it has `bytes_max`, or when many keys had none: an empty page may have a next one."""
         partitions = list(stream.partitions)
@@ -141,7 +146,7 @@ class Keys:
             for entry in entries[:wanted]:
                 if bytes_max <= 0:
                     return KeyPage(found, entry.key)
-                last = await self._last(stream, partitions, entry.key, entry.offsets)
+                last = await self._last(stream, partitions, entry.key, entry.offsets, record_bytes_max)
                 if last is not None:
                     found.append(last)
                     bytes_max -= _size(last.record)
@@ -154,21 +159,28 @@ class Keys:
         return KeyPage(found, keys.start)
 
     async def _last(
-        self, stream: Stream, partitions: list[Partition], key: bytes, offsets: Mapping[int, int | None]
+        self,
+        stream: Stream,
+        partitions: list[Partition],
+        key: bytes,
+        offsets: Mapping[int, int | None],
+        record_bytes_max: int,
     ) -> KeyLookup | None:
         """None for a tombstone. A custom partitioner may have put the key into several partitions."""
         found = []
         for partition in partitions:
             offset = offsets.get(partition.log.id)
-            record = None if offset is None else await self._record(stream, partition, offset)
+            record = None if offset is None else await self._record(stream, partition, offset, record_bytes_max)
             if record is not None and record.key == key:
                 found.append(KeyLookup(partition.number, record))
         last = max(found, key=lambda one: (one.record.timestamp, one.partition), default=None)
         return None if last is None or last.record.value is None else last
 
-    async def _record(self, stream: Stream, partition: Partition, offset: int) -> Record | None:
+    async def _record(self, stream: Stream, partition: Partition, offset: int, bytes_max: int) -> Record | None:
         try:
-            page = await self._pages.read(stream.name, partition, offset, limit=1, bytes_max=CHUNK_BYTES)
+            page = await self._pages.read(
+                stream.name, partition, offset, limit=1, bytes_max=CHUNK_BYTES, record_bytes_max=bytes_max
+            )
         except OffsetOutOfRange:  # retention has deleted it
             return None
         return page.records[0] if page.records and page.records[0].offset == offset else None
@@ -274,9 +286,10 @@ class Keys:
             return True  # retention has moved the start: try again from there
         known = self._aborted(log.id)
         aborted = Aborts(known.between(chunk.base_offset, chunk.next_offset))  # a copy for the thread
-        limit = self._decompressed_bytes_max
         to = max(chunk.next_offset, start + 1)
-        entries = await self._in(self._indexing, _entries, chunk, aborted, start, end, limit)
+        entries: list[Entry] = []
+        for info in committed(chunk, aborted):
+            entries += await self._decoder.run(partial(_entries, chunk, info, start, end, self._decoder.bytes_max))
         await self._in(self._indexing, store.put, log.id, entries, to)
         self._move(log.id, to)
         return to < end
@@ -331,22 +344,19 @@ def _size(record: Record) -> int:
     )
 
 
-def _entries(chunk: Chunk, aborted: Aborts, start: int, end: int, decompressed_bytes_max: int) -> list[Entry]:
-    """The keys of a chunk. A batch that cannot be decoded has none: reading the topic reports it."""
-    found: list[Entry] = []
-    data = without_aborted(chunk, aborted).data
-    for info in codec.scan(data, verify_crc=False):
-        try:
-            records = codec.records(
-                data,
-                info.position,
-                info.end,
-                from_offset=start,
-                to_offset=end,
-                decompressed_bytes_max=decompressed_bytes_max,
-            )
-        except HeadraceError as error:
-            logger.warning("the key index skips the batch at offset %d: %s", info.base_offset, error)
-            continue
-        found += [(record.key, record.offset) for record in records if record.key is not None]
-    return found
+def _entries(chunk: Chunk, info: BatchInfo, start: int, end: int, bytes_max: int) -> list[Entry]:
+    """The keys of a batch. A batch that cannot be decoded has none: reading the topic reports it."""
+    try:
+        records, _, _ = codec.records_of(
+            chunk.data,
+            info.position,
+            from_offset=start,
+            to_offset=end,
+            decompressed_bytes_max=bytes_max,
+            values=False,
+            in_thread=True,
+        )
+    except HeadraceError as error:
+        logger.warning("the key index skips the batch at offset %d: %s", info.base_offset, error)
+        return []
+    return [(record.key, record.offset) for record in records if record.key is not None]

@@ -4,18 +4,29 @@ Used by the HTTP listener, the key index, the schema registry, and queue views.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+from headrace.broker.cooperative import YieldEvery
+from headrace.broker.streams.decode import Decoder, estimated_bytes
 from headrace.broker.streams.partition import Partition, ReadWaits, when_loaded
-from headrace.broker.types.aborted_ranges import NO_ABORTS, Aborted, Aborts
-from headrace.errors import CorruptBatch, CorruptLog, DecompressedTooLarge, UnreadableBatch
+from headrace.broker.types.aborted_ranges import Aborted, Aborts
+from headrace.errors import (
+    CorruptBatch,
+    CorruptLog,
+    DecompressedTooLarge,
+    OffsetOutOfRange,
+    RecordTooLarge,
+    UnreadableBatch,
+)
+from headrace.log.read.chunk import Chunk
 from headrace.record import codec
 from headrace.record.batch.recompress import recompress
 from headrace.record.layout import ATTRIBUTES_AT, CODEC_MASK, NONE
 from headrace.record.types import BatchInfo, Record
 
 STEP_BYTES = 64 * 1024  # of the first read: most pages are small
-MESSAGE_OVERHEAD = 64
+UNLIMITED = 1 << 62
 
 
 class Page(NamedTuple):
@@ -24,80 +35,77 @@ class Page(NamedTuple):
 
 
 class PageReader:
-    """Reads pages of committed messages, waiting for the disk without blocking the event loop."""
+    """Reads pages of committed messages, waiting for the disk and for large batches without blocking the event loop."""
 
-    def __init__(self, aborted: Callable[[int], Aborts], decompressed_bytes_max: int) -> None:
+    def __init__(self, aborted: Callable[[int], Aborts], decoder: Decoder) -> None:
         self._aborted = aborted  # by log id
-        self._decompressed_bytes_max = decompressed_bytes_max
+        self.decoder = decoder
 
-    async def read(self, stream: str, partition: Partition, offset: int, *, limit: int, bytes_max: int) -> Page:
-        return await when_loaded(
-            lambda: read_page(
-                stream,
-                partition,
-                offset,
-                limit=limit,
-                bytes_max=bytes_max,
-                decompressed_bytes_max=self._decompressed_bytes_max,
-                aborted=self._aborted(partition.log_id),
-            )
-        )
+    async def read(
+        self,
+        stream: str,
+        partition: Partition,
+        offset: int,
+        *,
+        limit: int,
+        bytes_max: int,
+        record_bytes_max: int = UNLIMITED,
+    ) -> Page:
+        """Committed messages from an offset on: at most `limit`, about `bytes_max`, at least one if there is any.
 
-
-def read_page(
-    stream: str,
-    partition: Partition,
-    offset: int,
-    *,
-    limit: int,
-    bytes_max: int,
-    decompressed_bytes_max: int,
-    aborted: Aborts = NO_ABORTS,
-) -> Page:
-    """Committed messages from an offset on: at most `limit`, about `bytes_max`, at least one if there is any.
-
-    Raises ReadWaits when the first is not in memory, and CorruptLog when the first is damaged."""
-    records: list[Record] = []
-    size = 0
-    step = min(STEP_BYTES, bytes_max)
-    end = partition.stable_end
-    while len(records) < limit and size < bytes_max:
-        try:
-            chunk = partition.read_now(offset, step, end=end)
-        except (ReadWaits, CorruptLog):
-            if records:
-                break  # return these first
-            raise
-        if chunk.next_offset <= offset:
-            break
-        for info in committed(chunk, aborted):
+        Raises CorruptLog or UnreadableBatch when the first is damaged, and RecordTooLarge when it takes more than
+        record_bytes_max, or its batch more than the broker decodes."""
+        records: list[Record] = []
+        left, step, end, turns = bytes_max, min(STEP_BYTES, bytes_max), partition.stable_end, YieldEvery()
+        while len(records) < limit and left > 0:
+            read = partial(partition.read_now, offset, step, end=end)
             try:
-                found = codec.records(
-                    chunk.data,
-                    info.position,
-                    info.end,
-                    from_offset=offset,
-                    to_offset=end,
-                    limit=limit - len(records),
-                    decompressed_bytes_max=decompressed_bytes_max,
-                )
-            except (CorruptBatch, DecompressedTooLarge) as error:
-                bad = max(offset, info.base_offset)
+                chunk = read() if records else await when_loaded(read)
+            except (ReadWaits, CorruptLog, OffsetOutOfRange):
                 if records:
-                    return Page(records, bad)  # return these first; the next page raises
-                raise UnreadableBatch(stream, partition.number, bad, info.next_offset, str(error)) from error
-            for record in found:
-                size += MESSAGE_OVERHEAD + len(record.key or b"") + len(record.value or b"")
-                if size > bytes_max and records:
-                    return Page(records, record.offset)
-                records.append(record)
-            if len(records) >= limit:
-                return Page(records, records[-1].offset + 1)
-            if size >= bytes_max:
-                return Page(records, info.next_offset)
-        offset = chunk.next_offset
-        step = bytes_max
-    return Page(records, offset)
+                    break  # return these first
+                raise
+            if chunk.next_offset <= offset:
+                break
+            for info in committed(chunk, self._aborted(partition.log_id)):
+                try:
+                    found = await self.decoder.records(
+                        chunk.data,
+                        info,
+                        from_offset=offset,
+                        to_offset=end,
+                        limit=limit - len(records),
+                        bytes_max=left,
+                        record_bytes_max=min(record_bytes_max, left) if records else record_bytes_max,
+                    )
+                except RecordTooLarge as error:
+                    if records:
+                        return Page(records, error.offset)  # return these first; the next page raises
+                    raise error.explained(partition=partition.number) from None
+                except (CorruptBatch, DecompressedTooLarge) as error:
+                    bad = max(offset, info.base_offset)
+                    if records:
+                        return Page(records, bad)
+                    raise self._unreadable(stream, partition, chunk, info, bad, error) from error
+                records += found.records
+                left -= found.size
+                if found.next_offset < min(info.next_offset, end) or len(records) >= limit or left <= 0:
+                    return Page(records, found.next_offset)
+                await turns.rest()
+            offset = chunk.next_offset
+            step = bytes_max
+        return Page(records, offset)
+
+    def _unreadable(
+        self, stream: str, partition: Partition, chunk: Chunk, info: BatchInfo, offset: int, error: Exception
+    ) -> Exception:
+        if isinstance(error, DecompressedTooLarge):
+            limit = self.decoder.bytes_max
+            size = max(estimated_bytes(chunk.data, info), limit + 1)
+            return RecordTooLarge(
+                offset, size, limit, partition=partition.number, form="decompressed", next_offset=info.next_offset
+            )
+        return UnreadableBatch(stream, partition.number, offset, info.next_offset, str(error))
 
 
 def committed(chunk: Any, aborted: Aborts) -> list[BatchInfo]:

@@ -13,7 +13,7 @@ from headrace.listeners.amqp.counts import ChannelCounts
 from headrace.listeners.amqp.session import Session
 from headrace.listeners.amqp.transport import AmqpTransport
 from headrace.wire.amqp.deliver import DeliveryEncoder, Encoded
-from headrace.wire.amqp.methods import content_frames, frame
+from headrace.wire.amqp.methods import content_pieces, frame
 from headrace.wire.amqp.scan import ChannelState
 
 UNLIMITED = 1 << 30
@@ -136,7 +136,7 @@ class AmqpConsumer:
 
     def deliver_message(self, view: View, offset: int, message: Message, redelivered: bool) -> None:
         tag = self.tags.add(-1 if self.no_ack else self._source(view).number, offset)
-        frames = content_frames(
+        pieces = content_pieces(
             self.channel_number,
             commands.Basic.Deliver,
             message.properties,
@@ -148,7 +148,7 @@ class AmqpConsumer:
             exchange=message.exchange,
             routing_key=message.routing_key,
         )
-        self._transport.deliver(frames, 1, len(message.body))
+        self._transport.deliver_message(pieces, len(message.body))
         self._count(1, int(redelivered))
         if self.watched is not None:
             self.watched.delivered(tag, tag + 1)

@@ -22,6 +22,7 @@ CLOSE_TIMEOUT_S = 5.0
 # nothing after the broker itself was suspended.
 SILENT_CHECKS_MIN = 3
 OUTPUT_BYTES_MAX = 8 << 20  # deliveries pause far below this; past it requests of the client are not processed
+COPIED_BYTES_MAX = 256 * 1024
 QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 
 # Reasons to pause reading, besides those of backpressure.Flow.
@@ -87,6 +88,14 @@ class AmqpTransport:
         stats = self._stats
         stats.messages_out += count
         stats.bytes_out += size
+
+    def deliver_message(self, pieces: "list[bytes | memoryview]", size: int) -> None:
+        """Writes the frames of one message, with a body of `size` bytes. A large body is not copied first."""
+        if size <= COPIED_BYTES_MAX:
+            self.deliver(b"".join(pieces), 1, size)
+            return
+        self._stream.writelines(pieces)
+        self.deliver(b"", 1, size)
 
     def write_after_method(self, data: bytes) -> None:
         """Writes a notification that a method of this connection caused: the client expects the reply first."""

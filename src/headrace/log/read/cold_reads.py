@@ -75,10 +75,12 @@ class Loader:
 
 
 class Loads:
-    """The loads of one reader and their results, each kept until the retry takes it. Used by the owner thread only."""
+    """The loads of one reader and their results, each kept until the retry takes it, or until `outcomes_max` others
+    followed. Used by the owner thread only."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, outcomes_max: int = OUTCOMES_MAX) -> None:
         self._loader = loader
+        self._outcomes_max = outcomes_max
         self.outcomes: OrderedDict[Hashable, Any] = OrderedDict()
         self._running: dict[Hashable, list[Callable[[], object]]] = {}
 
@@ -99,7 +101,7 @@ class Loads:
 
     def keep(self, key: Hashable, outcome: Any) -> None:
         self.outcomes[key] = outcome
-        if len(self.outcomes) > OUTCOMES_MAX:
+        if len(self.outcomes) > self._outcomes_max:
             self.outcomes.popitem(last=False)
 
     def result(self, key: Hashable, job: Job) -> Any:

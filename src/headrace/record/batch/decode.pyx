@@ -2,9 +2,10 @@
 """Decodes batches into records, one Python object per record: for HTTP, the command line and cold paths."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.string cimport memcpy
 
 from headrace.record.batch_layout cimport (
     CONTROL_BIT, FAULT_DELTA, FAULT_INCOMPLETE, FAULT_NONE, FAULT_RECORD, FAULT_TIMESTAMP, LOG_APPEND_TIME_BIT, Batch,
@@ -13,13 +14,31 @@ from headrace.record.batch_layout cimport (
 from headrace.record.raw cimport add_overflows
 from headrace.record.compression.payload cimport Payload
 
-from headrace.errors import CorruptBatch, InvalidInput
+from headrace.errors import CorruptBatch, InvalidInput, RecordTooLarge
 from headrace.record.layout import DECOMPRESSED_BYTES_MAX, MAX_OFFSET
 from headrace.record.types import Record
+
+cdef enum:
+    RECORD_OVERHEAD = 64        # estimate of what a record takes beside its bytes
+    APART_BYTES = 64 * 1024     # in a thread, larger parts are copied without the GIL
+    APART_RECORDS = 256         # in a thread, the GIL is offered to other threads after so many records
 
 
 cdef inline object _bytes(const uint8_t* data, int64_t size):
     return None if size < 0 else PyBytes_FromStringAndSize(<const char*>data, size)
+
+
+cdef object _bytes_apart(const uint8_t* data, int64_t size):
+    """Like _bytes, without the GIL while a large part is copied."""
+    cdef object found
+    cdef char* to
+    if size < APART_BYTES:
+        return _bytes(data, size)
+    found = PyBytes_FromStringAndSize(NULL, size)
+    to = PyBytes_AS_STRING(found)
+    with nogil:
+        memcpy(to, data, size)
+    return found
 
 
 cdef tuple _headers(const RecordView* record):
@@ -117,6 +136,137 @@ cdef int _append_records(
         found.append(Record(
             offset, timestamp, _bytes(record.key, record.key_size), _bytes(record.value, record.value_size), headers))
     return 0
+
+
+def records_of(
+    buf, Py_ssize_t position, *, int64_t from_offset=0, int64_t to_offset=MAX_OFFSET,
+    Py_ssize_t limit=0x7FFFFFFFFFFFFFFF, Py_ssize_t bytes_max=0x7FFFFFFFFFFFFFFF,
+    Py_ssize_t record_bytes_max=0x7FFFFFFFFFFFFFFF, Py_ssize_t decompressed_bytes_max=DECOMPRESSED_BYTES_MAX,
+    bint values=True, bint in_thread=False,
+):
+    """(records, next offset, bytes) of the complete batch at position: the records of [from_offset, to_offset), at most
+    `limit`, about `bytes_max` bytes of them but at least one, and the offset to continue at.
+
+    A record of more than record_bytes_max raises RecordTooLarge if it is the first, and otherwise ends the list: its
+    size is known before anything is copied. Without `values`, records have no value and no headers, and only the key
+    counts. A control batch has no records. Each record counts with its key, value and headers, and an overhead.
+
+    in_thread gives other threads the GIL regularly, and while large parts are copied."""
+    cdef Py_buffer view
+    cdef Payload payload = Payload()
+    cdef Batch batch
+    cdef Fault fault
+    cdef RecordView record
+    cdef const uint8_t* p
+    cdef int64_t offset, timestamp = 0, size, total = 0
+    cdef int32_t i
+    cdef tuple headers
+    cdef object key, value
+    cdef list found = []
+    PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
+    try:
+        if not 0 <= position <= view.len:
+            raise InvalidInput(f"byte {position} is not inside a buffer of {view.len}")
+        fault = read_batch(<uint8_t*>view.buf + position, <uint8_t*>view.buf + view.len, False, &batch)
+        if fault != FAULT_NONE:
+            raise CorruptBatch(fault_reason(fault), position)
+        if batch.attributes & CONTROL_BIT or batch.last_offset < from_offset or batch.base_offset >= to_offset:
+            return found, min(batch.last_offset + 1, to_offset), 0
+        payload.open(buf, <uint8_t*>view.buf, position, &batch, decompressed_bytes_max)
+        p = payload.start
+        for i in range(batch.count):
+            if in_thread and i % APART_RECORDS == APART_RECORDS - 1:
+                with nogil:
+                    pass
+            p = read_record(p, payload.end, &record)
+            if p == NULL:
+                raise CorruptBatch("a record does not fit its length", position)
+            if record.offset_delta < 0 or record.offset_delta > batch.last_offset - batch.base_offset:
+                raise CorruptBatch("a record lies outside the offsets of its batch", position)
+            offset = batch.base_offset + record.offset_delta
+            if offset < from_offset:
+                continue
+            if offset >= to_offset:
+                break
+            size = max(record.key_size, 0)
+            if values:
+                size += max(record.value_size, 0)
+                if record.header_count:
+                    size += record.end - record.headers
+            if size > record_bytes_max and not found:
+                raise RecordTooLarge(offset, size, record_bytes_max)
+            if len(found) >= limit or size > record_bytes_max or (found and total + size + RECORD_OVERHEAD > bytes_max):
+                return found, offset, total
+            total += size + RECORD_OVERHEAD
+            if batch.attributes & LOG_APPEND_TIME_BIT:
+                timestamp = batch.max_timestamp
+            elif add_overflows(batch.base_timestamp, record.timestamp_delta, &timestamp):
+                raise CorruptBatch("the timestamps do not agree", position)
+            headers = ()
+            if values and record.header_count:
+                headers = _headers(&record)
+                if headers is None:
+                    raise CorruptBatch("a record does not fit its length", position)
+            if in_thread:
+                key = _bytes_apart(record.key, record.key_size)
+                value = _bytes_apart(record.value, record.value_size) if values else None
+            else:
+                key = _bytes(record.key, record.key_size)
+                value = _bytes(record.value, record.value_size) if values else None
+            found.append(Record(offset, timestamp, key, value, headers))
+        return found, min(batch.last_offset + 1, to_offset), total
+    finally:
+        payload.close()
+        PyBuffer_Release(&view)
+
+
+def value_sizes(
+    buf, Py_ssize_t position, *, int64_t from_offset=0, int64_t to_offset=MAX_OFFSET,
+    Py_ssize_t limit=0x7FFFFFFFFFFFFFFF, Py_ssize_t decompressed_bytes_max=DECOMPRESSED_BYTES_MAX,
+    bint in_thread=False,
+):
+    """([(offset, size of the value)], next offset) of the complete batch at position; for at most `limit` records."""
+    cdef Py_buffer view
+    cdef Payload payload = Payload()
+    cdef Batch batch
+    cdef Fault fault
+    cdef RecordView record
+    cdef const uint8_t* p
+    cdef int64_t offset
+    cdef int32_t i
+    cdef list found = []
+    PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
+    try:
+        if not 0 <= position <= view.len:
+            raise InvalidInput(f"byte {position} is not inside a buffer of {view.len}")
+        fault = read_batch(<uint8_t*>view.buf + position, <uint8_t*>view.buf + view.len, False, &batch)
+        if fault != FAULT_NONE:
+            raise CorruptBatch(fault_reason(fault), position)
+        if batch.attributes & CONTROL_BIT or batch.last_offset < from_offset or batch.base_offset >= to_offset:
+            return found, min(batch.last_offset + 1, to_offset)
+        payload.open(buf, <uint8_t*>view.buf, position, &batch, decompressed_bytes_max)
+        p = payload.start
+        for i in range(batch.count):
+            if in_thread and i % APART_RECORDS == APART_RECORDS - 1:
+                with nogil:
+                    pass
+            p = read_record(p, payload.end, &record)
+            if p == NULL:
+                raise CorruptBatch("a record does not fit its length", position)
+            if record.offset_delta < 0 or record.offset_delta > batch.last_offset - batch.base_offset:
+                raise CorruptBatch("a record lies outside the offsets of its batch", position)
+            offset = batch.base_offset + record.offset_delta
+            if offset < from_offset:
+                continue
+            if offset >= to_offset:
+                break
+            if len(found) >= limit:
+                return found, offset
+            found.append((offset, max(record.value_size, 0)))
+        return found, min(batch.last_offset + 1, to_offset)
+    finally:
+        payload.close()
+        PyBuffer_Release(&view)
 
 
 cdef Fault _find_at(

@@ -149,6 +149,25 @@ def epochs_until(buf, Py_ssize_t end, int64_t lowest, int64_t highest):
     return at, next_offset, lowest
 
 
+def first_compressed(buf):
+    """The position of the first compressed batch, or -1. Batches were checked before; a truncated one ends the walk."""
+    cdef Py_buffer view
+    cdef const uint8_t* base
+    cdef Py_ssize_t at = 0, found = -1
+    cdef Batch batch
+    PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
+    try:
+        base = <const uint8_t*>view.buf
+        while at < view.len and read_batch(base + at, base + view.len, False, &batch) == FAULT_NONE:
+            if batch.attributes & CODEC_MASK:
+                found = at
+                break
+            at += batch.size
+        return found
+    finally:
+        PyBuffer_Release(&view)
+
+
 cdef bint properties_are_sound(const RecordView* record) noexcept nogil:
     """Whether the record's AMQP properties, if it has any, are well-formed. AMQP consumers receive them verbatim,
     whichever client wrote them. The caller has checked the headers with check_headers."""

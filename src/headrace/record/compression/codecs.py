@@ -37,6 +37,7 @@ GZIP_MAGIC = b"\x1f\x8b\x08"
 GZIP_MEMBER_BYTES_MIN = 18
 GZIP_MEMBERS_MAX = 1 << 14  # each needs a decoder, which takes microseconds to create; clients write only one
 
+MAX_BYTES = 1 << 31
 GUESS_BYTES_MIN = 4 * 1024
 GUESS_RATIO = 6
 GROWTH = 4
@@ -84,6 +85,22 @@ def decompress(codec: int, data: Buffer, limit_bytes: int) -> bytes:
             if size >= limit_bytes:
                 raise _too_large(codec, limit_bytes) from None
         size = min(limit_bytes, size * GROWTH)
+
+
+def estimate(codec: int, data: Buffer) -> int:
+    """About how many bytes the data decompresses to, without decompressing it. The data may declare a wrong size, so
+    this only decides where to decompress it."""
+    try:
+        if codec == SNAPPY:
+            view = memoryview(data)
+            if view[: len(XERIAL_MAGIC)] == XERIAL_MAGIC:
+                return GUESS_RATIO * len(view)
+            return _snappy_size(view)
+        if codec in _DECOMPRESS:
+            return max(_DECOMPRESS[codec][1](data, MAX_BYTES), len(data))
+    except (CorruptBatch, DecompressedTooLarge):
+        pass  # decompressing reports it
+    return len(data)
 
 
 def _too_large(codec: int, limit_bytes: int) -> DecompressedTooLarge:

@@ -158,8 +158,15 @@ def content_frames(
     channel: int, method: type[Frame], properties: bytes, body: bytes, frame_max: int, **values: Any
 ) -> bytes:
     """The frames of a method with a message: deliver, get-ok or return."""
+    return b"".join(content_pieces(channel, method, properties, body, frame_max, **values))
+
+
+def content_pieces(
+    channel: int, method: type[Frame], properties: bytes, body: bytes, frame_max: int, **values: Any
+) -> list[bytes | memoryview]:
+    """The same frames in pieces that refer to the body, so that a large one is not copied."""
     end = bytes((FRAME_END,))
-    parts = [
+    pieces: list[bytes | memoryview] = [
         frame(channel, method, **values),
         _FRAME.pack(FRAME_HEADER, channel, _CONTENT.size + len(properties)),
         _CONTENT.pack(_CLASS_BASIC, 0, len(body)),
@@ -167,10 +174,11 @@ def content_frames(
         end,
     ]
     piece_max = frame_max - 8
+    view = memoryview(body)
     for at in range(0, len(body), piece_max):
-        piece = body[at : at + piece_max]
-        parts += [_FRAME.pack(FRAME_BODY, channel, len(piece)), piece, end]
-    return b"".join(parts)
+        piece = view[at : at + piece_max]
+        pieces += [_FRAME.pack(FRAME_BODY, channel, len(piece)), piece, end]
+    return pieces
 
 
 def confirm(channel: int, tag: int, *, multiple: bool, positive: bool = True) -> bytes:

@@ -1,7 +1,7 @@
 """Content negotiation: media type and compression of a request body, and the media type of the response."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from headrace.errors import CorruptBatch, DecompressedTooLarge, InvalidInput, UnsupportedMedia
 from headrace.record.compression import codecs
@@ -24,6 +24,8 @@ SPELLINGS = {
     "text/plain": RAW,
 }
 CONTENT_ENCODINGS = ("gzip", "deflate", "zstd")
+STEP_BYTES = 256 * 1024  # decompressed at once
+KEPT_BYTES_MAX = 8 << 20  # decompressed in memory before the size of the body is known
 GZIP_MEMBERS_MAX = 100  # each costs a copy of the remaining body, so many empty members would take quadratic time
 
 
@@ -62,22 +64,43 @@ def decompress(data: Body, encoding: str | None, limit_bytes: int) -> Body:
     raise UnsupportedMedia(f"content encoding {name[:80]!r} is not one of {', '.join(CONTENT_ENCODINGS)}")
 
 
-def _inflate(data: Body, window_bits: int, limit_bytes: int) -> bytes:
+def _inflate(data: Body, window_bits: int, limit_bytes: int) -> Body:
+    """A few kilobytes may expand to gigabytes, so what exceeds KEPT_BYTES_MAX is only counted at first: a body over the
+    limit is refused with no more than that in memory. Other bodies of that size are decompressed twice."""
     parts: list[bytes] = []
-    room = limit_bytes
+    size = 0
+    for part in _inflated(data, window_bits):
+        size += len(part)
+        if size > limit_bytes:
+            raise DecompressedTooLarge(f"the decompressed request body exceeds the limit of {limit_bytes:,} bytes")
+        if size <= KEPT_BYTES_MAX:
+            parts.append(part)
+    if size <= KEPT_BYTES_MAX:
+        return b"".join(parts)
+    parts.clear()
+    whole, at = bytearray(size), 0
+    for part in _inflated(data, window_bits):
+        whole[at : at + len(part)] = part
+        at += len(part)
+    return whole
+
+
+def _inflated(data: Body, window_bits: int) -> Iterator[bytes]:
     rest: bytes | bytearray = data
     for _ in range(GZIP_MEMBERS_MAX):  # a gzip body may consist of several members
         inflater = zlib.decompressobj(window_bits)
-        part = inflater.decompress(rest, room + 1)
-        parts.append(part)
-        room -= len(part)
-        if room < 0 or inflater.unconsumed_tail:
-            raise DecompressedTooLarge(f"the decompressed request body exceeds the limit of {limit_bytes:,} bytes")
-        if not inflater.eof:
-            raise zlib.error("truncated")
-        if not inflater.unused_data:
-            return b"".join(parts)
-        rest = inflater.unused_data
+        view, at = memoryview(rest), 0
+        while not inflater.eof:
+            piece = inflater.unconsumed_tail or view[at : at + STEP_BYTES]
+            if not inflater.unconsumed_tail:
+                at += len(piece)
+            part = inflater.decompress(piece, STEP_BYTES)
+            if not part and not inflater.eof and at >= len(view) and not inflater.unconsumed_tail:
+                raise zlib.error("truncated")
+            yield part
+        rest = inflater.unused_data + bytes(view[at:])
+        if not rest:
+            return
     raise zlib.error("too many members")
 
 

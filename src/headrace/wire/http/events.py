@@ -9,6 +9,7 @@ from headrace.errors import InvalidInput
 
 POSITION = re.compile(r"(\d{1,10}):(\d{1,19})")
 HEARTBEAT = b":\n\n"
+END = b"\n\n"
 PARTITIONS_MAX = 10_000
 
 
@@ -27,8 +28,13 @@ def parse_event_id(text: str) -> dict[int, int]:
     return positions
 
 
+def begin(identity: str, name: str = "") -> bytes:
+    """The start of an event. Its data, JSON without line breaks, and END follow."""
+    kind = f"event: {name}\n" if name else ""
+    return f"{kind}id: {identity}\ndata: ".encode()
+
+
 def event(data: bytes, identity: str, name: str = "") -> bytes:
     """One event. The data is JSON without line breaks, which would end the event."""
     assert b"\n" not in data and b"\r" not in data
-    kind = f"event: {name}\n".encode() if name else b""
-    return b"%bid: %b\ndata: %b\n\n" % (kind, identity.encode(), data)
+    return b"".join((begin(identity, name), data, END))

@@ -19,7 +19,7 @@ from headrace.errors import MalformedJson, MalformedMessage
 from headrace.record.amqp.validate import properties_fault
 from headrace.record.layout import AMQP_PROPERTIES_HEADER
 from headrace.record.types import Record
-from headrace.wire.http import strict_json
+from headrace.wire.http import json_text, strict_json
 from headrace.wire.http.amqp import AmqpMessage, amqp_message
 
 Headers = tuple[tuple[str, bytes | None], ...]
@@ -95,6 +95,8 @@ class _RawParts(msgspec.Struct):
     headers: msgspec.Raw = msgspec.Raw()
 
 
+LARGE_BYTES = 64 * 1024  # of a record; a larger one is rendered by `render_large`, in a thread
+SMALL_FIELDS_BYTES = 256
 FIELDS = frozenset(Message.__annotations__)
 PARTS = frozenset(Encodings.__annotations__)
 ENCODINGS = ("text", "base64")
@@ -278,6 +280,14 @@ def _integer(value: Any, name: str, *, most: int) -> int | None:
     return value
 
 
+def record_bytes(record: Record) -> int:
+    """The bytes of the key, the value and the headers."""
+    size = len(record.key or b"") + len(record.value or b"")
+    for name, value in record.headers:
+        size += len(name) + len(value or b"")
+    return size
+
+
 def render(partition: int, record: Record, *, binary: bool = False) -> ReadMessage:
     """JSON form of a record."""
     encoding: Encodings = {}
@@ -292,14 +302,67 @@ def render(partition: int, record: Record, *, binary: bool = False) -> ReadMessa
         "headers": _render_headers(record.headers, encoding, binary) if record.headers else {},
     }
     if encoding:
-        key_is_text = key is not None and "key" not in encoding
-        value_is_text = value is not None and "value" not in encoding
-        differ = key_is_text or value_is_text or "headers" in encoding
-        message["encoding"] = encoding if differ else "base64"
+        message["encoding"] = _named(encoding, record)
     amqp = amqp_message(record.headers) if record.headers else None
     if amqp is not None:
         message["amqp"] = amqp
     return message
+
+
+def _named(encoding: Encodings, record: Record) -> EncodingName | Encodings:
+    """The word base64 if it holds for key and value."""
+    key_is_text = record.key is not None and "key" not in encoding
+    value_is_text = record.value is not None and "value" not in encoding
+    return encoding if key_is_text or value_is_text or "headers" in encoding else "base64"
+
+
+def large_size(record: Record, *, binary: bool = False) -> int:
+    """About how many bytes `render_large` returns. Takes no memory; for a thread."""
+    values = [record.key, record.value, *(value for _, value in record.headers)]
+    names = sum(json_text.text_size(name.encode()) + 1 for name, _ in record.headers)
+    return names + sum(_string_size(value, binary) for value in values if value is not None) + SMALL_FIELDS_BYTES
+
+
+def _string_size(data: bytes, binary: bool) -> int:
+    size = -1 if binary else json_text.text_size(data)
+    return json_text.base64_size(len(data)) if size < 0 else size
+
+
+def render_large(partition: int, record: Record, *, binary: bool = False) -> list[bytes]:
+    """The encoded JSON form of a record, in pieces that are not copied into one. For a thread: it releases the GIL
+    while it encodes large parts."""
+    encoding: Encodings = {}
+    start = {"partition": partition, "offset": record.offset, "timestamp": record.timestamp}
+    key = _as_json(record.key, "key", encoding, binary)
+    value = _as_json(record.value, "value", encoding, binary)
+    headers = msgspec.json.encode(_headers_as_json(record.headers, encoding, binary))
+    rest: dict[str, Any] = {}
+    if encoding:
+        rest["encoding"] = _named(encoding, record)
+    amqp = amqp_message(record.headers) if record.headers else None
+    if amqp is not None:
+        rest["amqp"] = amqp
+    end = b"," + msgspec.json.encode(rest)[1:] if rest else b"}"
+    return [msgspec.json.encode(start)[:-1] + b',"key":', key, b',"value":', value, b',"headers":', headers, end]
+
+
+def _as_json(data: bytes | None, part: Literal["key", "value"], encoding: Encodings, binary: bool) -> bytes:
+    if data is None:
+        return b"null"
+    if not binary and json_text.text_size(data) >= 0:
+        return json_text.text(data)
+    encoding[part] = "base64"
+    return json_text.base64_text(data)
+
+
+def _headers_as_json(headers: Headers, encoding: Encodings, binary: bool) -> Any:
+    is_text = not binary and all(value is None or json_text.text_size(value) >= 0 for _, value in headers)
+    if headers and not is_text:
+        encoding["headers"] = "base64"
+    encode = json_text.text if is_text else json_text.base64_text
+    pairs = [(name, None if value is None else msgspec.Raw(encode(value))) for name, value in headers]
+    as_object = dict(pairs)
+    return as_object if len(as_object) == len(pairs) else pairs
 
 
 def _as_text(data: bytes | None, part: Literal["key", "value"], encoding: Encodings, binary: bool) -> str | None:

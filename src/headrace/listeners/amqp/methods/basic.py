@@ -9,7 +9,7 @@ from headrace.listeners.amqp.channel import Channel
 from headrace.listeners.amqp.errors import ChannelError
 from headrace.listeners.amqp.methods.queue import find_to_read
 from headrace.listeners.amqp.transaction import Settle
-from headrace.wire.amqp.methods import AccessRequest, AccessRequestOk, content_frames, frame
+from headrace.wire.amqp.methods import AccessRequest, AccessRequestOk, content_pieces, frame
 from headrace.wire.amqp.protocol import NOT_IMPLEMENTED, PRECONDITION_FAILED, ProtocolError
 
 
@@ -36,7 +36,7 @@ async def get(channel: Channel, method: commands.Basic.Get) -> None:
         counts.get_no_ack += 1
     else:
         counts.get += 1
-    frames = content_frames(
+    pieces = content_pieces(
         channel.number,
         commands.Basic.GetOk,
         message.properties,
@@ -48,7 +48,7 @@ async def get(channel: Channel, method: commands.Basic.Get) -> None:
         routing_key=message.routing_key,
         message_count=queue.ready,
     )
-    channel.transport.deliver(frames, 1, len(message.body))
+    channel.transport.deliver_message(pieces, len(message.body))
 
 
 def ack(channel: Channel, method: Any) -> None:

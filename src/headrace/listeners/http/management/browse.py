@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.broker.cooperative import YieldEvery
 from headrace.broker.streams.browse import Gap, browse, contains, find_time, has_key, state_of, unserved
 from headrace.broker.streams.key_index import KeyNotFound
 from headrace.broker.streams.partition import Partition
@@ -18,12 +19,13 @@ from headrace.errors import InvalidInput, QueueNotFound
 from headrace.listeners.http.management.parameters import JsonObject, encode, flag, json_response, number, query_of
 from headrace.listeners.http.management.representations import properties_json
 from headrace.listeners.http.management.streams import Row, partition_of, row_of
-from headrace.listeners.http.server.context import HttpContext
+from headrace.listeners.http.server.context import HttpContext, in_chunks, pieces_response
 from headrace.listeners.http.server.event_stream import EventStreamResponse
 from headrace.listeners.http.server.requests import whole_number
 from headrace.record.layout import AMQP_CLIENT_DEATHS_HEADER, AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
 from headrace.record.types import Record
 from headrace.wire.http import events
+from headrace.wire.http.bodies import JSON
 
 LIMIT, LIMIT_MAX = 50, 500
 BYTES_MAX = 4 << 20
@@ -43,17 +45,19 @@ def text_or_base64(data: bytes | None) -> JsonObject | None:
         return {"base64": base64.b64encode(data).decode("ascii")}
 
 
-def record_json(row: Row, partition: int, record: Record, *, value_bytes_max: int = VALUE_BYTES_MAX) -> JsonObject:
+def record_json(row: Row, partition: int, record: Record) -> JsonObject:
+    """A message with at most VALUE_BYTES_MAX of its key, its value and its headers each."""
     value = record.value
+    headers, headers_cut = _cut_headers(_other_headers(record))
     shape: JsonObject = {
         "partition": partition,
         "offset": record.offset,
         "timestamp": record.timestamp,
-        "key": text_or_base64(record.key),
-        "value": text_or_base64(value if value is None else value[:value_bytes_max]),
+        "key": text_or_base64(record.key if record.key is None else record.key[:VALUE_BYTES_MAX]),
+        "value": text_or_base64(value if value is None else value[:VALUE_BYTES_MAX]),
         "value_bytes": None if value is None else len(value),
-        "truncated": value is not None and len(value) > value_bytes_max,
-        "headers": [[name, text_or_base64(held)] for name, held in _other_headers(record)],
+        "truncated": headers_cut or any(len(part or b"") > VALUE_BYTES_MAX for part in (record.key, value)),
+        "headers": headers,
         "at_topics": row.stream is not None and row.vhost == DEFAULT,  # whether GET /topics has the whole value
     }
     if any(name in HEADRACE_HEADERS for name, _ in record.headers):
@@ -67,6 +71,21 @@ def record_json(row: Row, partition: int, record: Record, *, value_bytes_max: in
     if queue is not None and not queue.is_stream and partition < len(queue.views):
         shape["state"] = state_of(queue.views[len(queue.views) - 1 - partition], record.offset)
     return shape
+
+
+def _cut_headers(headers: Sequence[tuple[str, bytes | None]]) -> tuple[list[Any], bool]:
+    """(headers as JSON, whether some of them were left out or shortened)."""
+    room = VALUE_BYTES_MAX
+    shown: list[Any] = []
+    for name, value in headers:
+        if room <= 0:
+            return shown, True
+        shown.append([name[:room], text_or_base64(value if value is None else value[:room])])
+        is_cut = len(name) > room or len(value or b"") > room
+        room -= len(name) + len(value or b"")
+        if is_cut:
+            return shown, True
+    return shown, False
 
 
 def _other_headers(record: Record) -> Sequence[tuple[str, bytes | None]]:
@@ -87,20 +106,21 @@ async def messages(site: HttpContext, request: Request) -> Response:
     gaps: list[Gap] = []
     offset = await _start(log, query, limit, gaps, newest=wanted is None)
     found = await browse(
+        site.broker.pages.decoder,
         log,
         offset,
         limit=limit,
         bytes_max=BYTES_MAX,
-        decompressed_bytes_max=site.config.decompressed_bytes_max,
-        wanted=wanted,
+        content=wanted,
         aborted=aborted_of(site, row, log),
         gaps=gaps,
     )
     if found.next_offset >= log.end_offset:
         gaps += unserved(log)
-    return json_response(
+    rendered = await _rendered(row, partition, found.records)
+    return messages_response(
+        rendered,
         {
-            "messages": [record_json(row, partition, record) for record in found.records],
             "partition": partition,
             "start": log.start_offset,
             "end": log.stable_end,
@@ -108,8 +128,22 @@ async def messages(site: HttpContext, request: Request) -> Response:
             "next": found.next_offset,
             "scanned": found.scanned,
             "gaps": [gap._asdict() for gap in gaps],
-        }
+        },
     )
+
+
+async def _rendered(row: Row, partition: int, records: Sequence[Record]) -> list[bytes]:
+    return await YieldEvery().map(lambda record: encode(record_json(row, partition, record)), records, step=1)
+
+
+def messages_json(rendered: Sequence[bytes], facts: JsonObject) -> list[bytes]:
+    """A JSON object with the encoded messages and other fields, in pieces: encoding all at once would hold the GIL."""
+    listed = [piece for message in rendered for piece in (b",", message)][1:]
+    return [b'{"messages":[', *listed, b"],", encode(facts)[1:]]
+
+
+def messages_response(rendered: Sequence[bytes], facts: JsonObject) -> Response:
+    return pieces_response(messages_json(rendered, facts), {"cache-control": "no-store"}, JSON)
 
 
 async def _last_of_key(site: HttpContext, row: Row, query: dict[str, str]) -> Response:
@@ -170,8 +204,8 @@ class Tail(EventStreamResponse):
 
     async def send_events(self) -> None:
         self._check_exists()
-        for data in await self._new_events():
-            await self.send(data)
+        for chunk in in_chunks(await self._new_events()):
+            await self.send(chunk)
         await asyncio.wait({self._gone, self._site.stopping}, timeout=TAIL_INTERVAL_S)
         if not self._gone.done() and not await self._wait():
             await self.send(events.HEARTBEAT)
@@ -206,7 +240,8 @@ class Tail(EventStreamResponse):
                 waiter.cancel()
 
     async def _new_events(self) -> list[bytes]:
-        data = []
+        """Events, in pieces."""
+        data: list[bytes] = []
         for partition, log in enumerate(self._logs()):
             start, end = self._at[partition], log.stable_end
             if start >= end:
@@ -214,23 +249,19 @@ class Tail(EventStreamResponse):
             first = max(start, end - TAIL_MESSAGES)
             gaps: list[Gap] = []
             found = await browse(
+                self._site.broker.pages.decoder,
                 log,
                 first,
                 limit=TAIL_MESSAGES,
                 bytes_max=BYTES_MAX,
-                decompressed_bytes_max=self._site.config.decompressed_bytes_max,
                 aborted=aborted_of(self._site, self._row, log),
                 gaps=gaps,
             )
             # Large messages may exceed the size of one event: the next event continues with the rest.
             self._at[partition] = min(end, found.next_offset) if found.next_offset > first else end
-            content = {
-                "messages": [record_json(self._row, partition, record) for record in found.records],
-                "skipped": first - start,
-                "partition": partition,
-                "gaps": [gap._asdict() for gap in gaps],
-            }
-            data.append(events.event(encode(content), ",".join(map(str, self._at))))
+            facts = {"skipped": first - start, "partition": partition, "gaps": [gap._asdict() for gap in gaps]}
+            rendered = await _rendered(self._row, partition, found.records)
+            data += (events.begin(",".join(map(str, self._at))), *messages_json(rendered, facts), events.END)
         return data
 
 

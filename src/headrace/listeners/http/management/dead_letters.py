@@ -14,10 +14,11 @@ from headrace.broker.queues.queue import Queue
 from headrace.broker.streams.browse import READY, SCAN_RECORDS_MAX, Gap, browse, state_of, unserved
 from headrace.broker.types.message import from_record
 from headrace.errors import InvalidInput
-from headrace.listeners.http.management.browse import record_json
+from headrace.listeners.http.management.browse import messages_response, record_json
 from headrace.listeners.http.management.parameters import (
     JsonObject,
     body_of,
+    encode,
     flag,
     json_response,
     listing,
@@ -101,30 +102,35 @@ async def messages(site: HttpContext, request: Request) -> Response:
     start = number(query.get("offset"), "offset", 0)
     level = number(query["partition"], "partition") if query.get("partition") else None
     row = Row(queue.vhost.name, queue.name, site.broker.streams.find(queue.name, queue.vhost.name), queue)
-    found: list[JsonObject] = []
+    found: list[bytes] = []
     unread: list[Unread] = []
     to_scan, size, yielding = SCAN_RECORDS_MAX, 0, YieldEvery()
+
+    def matches(record: Record) -> bool:
+        message = from_record(record)
+        return wanted.fits(message, death_of(message))
+
     for view in queue.views:
         if level is not None and view.level > level:
             continue  # higher priorities come first and were scanned already
 
-        def matches(record: Record, view: Any = view) -> bool:
-            message = from_record(record)
-            return state_of(view, record.offset) == READY and wanted.fits(message, death_of(message))
+        def is_ready(record: Record, view: Any = view) -> bool:
+            return state_of(view, record.offset) == READY
 
         offset = max(view.low, start if level in (None, view.level) else 0)
         while offset < view.partition.stable_end:
             if len(found) >= limit or to_scan <= 0 or size >= BYTES_MAX:
                 at = {"partition": view.level, "offset": offset}
-                return json_response({"messages": found, "next": at, "gaps": gaps_json(unread)})
+                return messages_response(found, {"next": at, "gaps": gaps_json(unread)})
             gaps: list[Gap] = []
             page = await browse(
+                site.broker.pages.decoder,
                 view.partition,
                 offset,
                 limit=limit - len(found),
                 bytes_max=BYTES_MAX - size,
-                decompressed_bytes_max=site.config.decompressed_bytes_max,
-                wanted=matches,
+                wanted=is_ready,
+                content=matches,
                 scan_max=min(to_scan, SCAN_AT_ONCE),
                 gaps=gaps,
             )
@@ -132,15 +138,16 @@ async def messages(site: HttpContext, request: Request) -> Response:
             for record in page.records:
                 shape = record_json(row, view.level, record)
                 shape["death"] = death_json(death_of(from_record(record)))
-                found.append(shape)
+                found.append(encode(shape))
                 size += len(record.value or b"") + len(record.key or b"")
+                await yielding.rest()
             if page.next_offset <= offset:
                 break
             offset = page.next_offset
             to_scan -= page.scanned
             await yielding.rest()  # lets other requests run between the pages of a long scan
         unread += (Unread(view.level, gap) for gap in unserved(view.partition))
-    return json_response({"messages": found, "next": None, "gaps": gaps_json(unread)})
+    return messages_response(found, {"next": None, "gaps": gaps_json(unread)})
 
 
 def _selection(fields: Mapping[str, Any]) -> Selection:

@@ -1,11 +1,13 @@
 """Queues: list, declare, describe, delete, purge, and get messages."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.broker.cooperative import YieldEvery
 from headrace.broker.queues.queue import Queue
 from headrace.broker.types.message import Message, from_record
 from headrace.broker.vhosts.vhost import VirtualHost
@@ -22,10 +24,13 @@ from headrace.listeners.http.management.parameters import (
     object_response,
     table,
 )
-from headrace.listeners.http.management.representations import message_json
+from headrace.listeners.http.management.representations import message_json, payload_json_bytes, payload_pieces
 from headrace.listeners.http.management.visibility import visible_hosts
 from headrace.listeners.http.server.authorization import caller_of
-from headrace.listeners.http.server.context import HttpContext
+from headrace.listeners.http.server.context import HttpContext, pieces_response
+from headrace.listeners.http.server.rendering import in_read_thread
+from headrace.wire.http.bodies import JSON
+from headrace.wire.http.messages import LARGE_BYTES
 
 GET_COUNT_MAX = 1000
 GET_BYTES_MAX = 16 << 20
@@ -164,37 +169,43 @@ async def get_messages(site: HttpContext, request: Request) -> Response:
     if encoding not in ("auto", "base64"):
         raise InvalidInput("encoding must be auto or base64")
     truncate = number(fields.get("truncate"), "truncate", GET_BYTES_MAX)
-    taken = await _peek_stream(site, queue, count) if queue.is_stream else await _take(queue, count, mode)
-    return json_response(
-        [
-            message_json(
-                message,
-                redelivered=redelivered,
-                remaining=remaining,
-                always_base64=encoding == "base64",
-                bytes_max=truncate,
-            )
-            for message, redelivered, remaining in taken
-        ]
-    )
+    taken = await _peek_stream(site, queue, count) if queue.is_stream else await _take(queue, count, mode, truncate)
+    always_base64 = encoding == "base64"
+    pieces, turns = [b"["], YieldEvery()
+    for message, redelivered, remaining in taken:
+        shape = message_json(message, redelivered=redelivered, remaining=remaining)
+        payload = memoryview(message.body)[:truncate]
+        if len(payload) <= LARGE_BYTES:
+            pieces += payload_pieces(shape, payload, always_base64=always_base64)
+        else:
+            pieces += await in_read_thread(partial(payload_pieces, shape, payload, always_base64=always_base64))
+        pieces.append(b",")
+        await turns.rest()
+    pieces[-1:] = [b"]"] if taken else [b"[]"]
+    return pieces_response(pieces, {"cache-control": "no-store"}, JSON)
 
 
-async def _take(queue: Queue, count: int, mode: str) -> list[tuple[Message, bool, int]]:
+async def _take(queue: Queue, count: int, mode: str, payload_bytes_max: int) -> list[tuple[Message, bool, int]]:
     """Takes messages; each with its redelivered flag and the number of messages still ready after it."""
     taken: list[Any] = []
     size = 0
     queue.vhost.flushes.flush_memory()
-    while len(taken) < count and size < GET_BYTES_MAX:
-        try:
+    try:
+        while len(taken) < count and size < GET_BYTES_MAX:
+            await queue.prepare_get()
             found = queue.get()
-        except HeadraceError:
-            if not taken:
-                raise
-            break  # finish the taken ones first: nothing else would return them to the queue
-        if found is None:
-            break
-        taken.append((*found, queue.ready))
-        size += len(found[2].body)
+            if found is None:
+                break
+            taken.append((*found, queue.ready))
+            size += payload_json_bytes(memoryview(found[2].body)[:payload_bytes_max])
+    except HeadraceError:
+        if not taken:
+            raise
+        # Finish the taken ones first: nothing else would return them to the queue.
+    except BaseException:  # the client is gone
+        for view, offset, *_ in taken:
+            queue.give_back(view, offset, counts=False)
+        raise
     for view, offset, _, _, _ in taken:
         if mode.endswith("requeue_true"):
             # Getting a message through this API does not count towards the delivery limit.

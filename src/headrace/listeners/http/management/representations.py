@@ -13,11 +13,13 @@ from headrace.broker.vhosts.global_parameters import NODE
 from headrace.broker.vhosts.policies import Policy
 from headrace.errors import CorruptProperties, InvalidInput
 from headrace.listeners.http.management import message_stats
-from headrace.listeners.http.management.parameters import JsonObject
+from headrace.listeners.http.management.parameters import JsonObject, encode
 from headrace.listeners.http.server.context import HttpContext
 from headrace.listeners.http.server.requests import whole_number
 from headrace.record.amqp.properties import PROPERTIES, Timestamp, decode_properties, encode_properties
+from headrace.wire.http import json_text
 from headrace.wire.http.amqp import as_json
+from headrace.wire.http.messages import LARGE_BYTES
 
 DEFAULT_EXCHANGE = "amq.default"
 USER = "guest"
@@ -167,19 +169,8 @@ def policy_json(policy: Policy) -> JsonObject:
 # Messages
 
 
-def payload_json(body: bytes, *, always_base64: bool = False) -> tuple[str, str]:
-    if not always_base64:
-        try:
-            return body.decode(), "string"
-        except UnicodeDecodeError:
-            pass
-    return base64.b64encode(body).decode("ascii"), "base64"
-
-
-def message_json(
-    message: Message, *, redelivered: bool, remaining: int, always_base64: bool, bytes_max: int
-) -> JsonObject:
-    payload, encoding = payload_json(message.body[:bytes_max], always_base64=always_base64)
+def message_json(message: Message, *, redelivered: bool, remaining: int) -> JsonObject:
+    """A message without its payload, which `payload_pieces` adds."""
     return {
         "payload_bytes": len(message.body),
         "redelivered": redelivered,
@@ -187,9 +178,24 @@ def message_json(
         "routing_key": message.routing_key,
         "message_count": remaining,
         "properties": properties_json(message.properties),
-        "payload": payload,
-        "payload_encoding": encoding,
     }
+
+
+def payload_pieces(shape: JsonObject, payload: bytes | memoryview, *, always_base64: bool) -> list[bytes]:
+    """The encoded JSON of a message, in pieces: as text if the payload is UTF-8. A large payload of control characters
+    is base64, too: as text it would take six times its size. Releases the GIL while it encodes a large payload."""
+    size = -1 if always_base64 else json_text.text_size(payload)
+    is_text = size >= 0 and (size <= 2 * len(payload) + 2 or len(payload) <= LARGE_BYTES)
+    start = encode(shape)[:-1] + b',"payload":'
+    if is_text:
+        return [start, json_text.text(payload), b',"payload_encoding":"string"}']
+    return [start, json_text.base64_text(payload), b',"payload_encoding":"base64"}']
+
+
+def payload_json_bytes(payload: bytes | memoryview) -> int:
+    """At least half the bytes that a payload takes as JSON."""
+    size = len(payload)
+    return size if size > LARGE_BYTES else max(size, json_text.text_size(payload))
 
 
 def properties_json(properties: bytes) -> JsonObject:

@@ -2,23 +2,32 @@
 
 import asyncio
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.broker.streams.partition import Partition, Readable
 from headrace.broker.streams.streams import Stream
-from headrace.errors import InvalidInput, NotAcceptable, OffsetOutOfRange, UnreadableBatch
-from headrace.listeners.http.native.read import start_of
+from headrace.errors import (
+    InvalidInput,
+    NotAcceptable,
+    OffsetOutOfRange,
+    Overloaded,
+    RecordTooLarge,
+    UnreadableBatch,
+)
+from headrace.listeners.http.native.read import other_forms, start_of
 from headrace.listeners.http.native.topics import topic_of
-from headrace.listeners.http.server.context import HttpContext
+from headrace.listeners.http.server.context import HttpContext, in_chunks
 from headrace.listeners.http.server.event_stream import EventStreamResponse
+from headrace.listeners.http.server.memory_budget import BudgetShare
+from headrace.listeners.http.server.rendering import render_messages
 from headrace.listeners.http.server.requests import Query
 from headrace.wire.http import bodies, events, messages
 
 HEARTBEAT_S = 15.0
 PAGE_MESSAGES = 500
 PAGE_BYTES = 256 * 1024
+RETRY_S = 0.5  # while too many bytes of responses are in memory
 
 
 async def stream(site: HttpContext, request: Request) -> Response:
@@ -73,6 +82,7 @@ class EventStream(EventStreamResponse):
         self._positions = positions
         self._binary = binary
         self._follow_all = follow_all
+        self._share: BudgetShare = request.state.share
 
     @property
     def is_over(self) -> bool:
@@ -96,33 +106,48 @@ class EventStream(EventStreamResponse):
         for partition in self._partitions:
             if self._positions[partition.number] >= partition.stable_end:
                 continue
-            data = await self._page(partition)
-            if data:
-                await self.send(data)
+            for chunk in in_chunks(await self._page(partition)):
+                await self.send(chunk)
+            self._share.release()  # holds something only for a large message
             await asyncio.sleep(0)  # a client that keeps up must not monopolise the event loop
             sent = True
         return sent
 
-    async def _page(self, partition: Partition) -> bytes:
+    async def _page(self, partition: Partition) -> list[bytes]:
+        """Events in pieces. Messages that cannot be read are skipped, and reported in a `gap` event."""
         number = partition.number
+        at, largest = self._positions[number], self._site.json_bytes_max
         try:
-            page = await self._site.broker.read(
-                self._topic, partition, self._positions[number], limit=PAGE_MESSAGES, bytes_max=PAGE_BYTES
-            )
+            with other_forms(self._topic, raw=True):
+                page = await self._site.broker.read(
+                    self._topic, partition, at, limit=PAGE_MESSAGES, bytes_max=PAGE_BYTES, record_bytes_max=largest
+                )
+                rendered = await render_messages(
+                    number,
+                    page.records,
+                    binary=self._binary,
+                    bytes_max=PAGE_BYTES,
+                    json_bytes_max=largest,
+                    share=self._share,
+                )
+        except Overloaded:
+            self._share.release()
+            await asyncio.wait({self._gone, self._site.stopping}, timeout=RETRY_S)
+            return []
         except OffsetOutOfRange as error:
             if error.offset >= error.start:
                 raise
-            return self._skip(number, error.offset, error.start, "removed by retention")
-        except UnreadableBatch as error:
-            return self._skip(number, error.offset, error.next_offset, str(error))
+            return [self._skip(number, error.offset, error.start, "removed by retention")]
+        except (RecordTooLarge, UnreadableBatch) as error:
+            return [self._skip(number, error.offset, error.next_offset, str(error))]
         before, after = self._around(number)
-        lines = []
-        for record in page.records:
-            data = msgspec.json.encode(messages.render(number, record, binary=self._binary))
-            lines.append(events.event(data, f"{before}{number}:{record.offset + 1}{after}"))
-        self._positions[number] = page.next_offset
-        self._site.stats.messages_out += len(lines)
-        return b"".join(lines)
+        pieces: list[bytes] = []
+        for record, data in zip(page.records, rendered, strict=False):
+            pieces += (events.begin(f"{before}{number}:{record.offset + 1}{after}"), *data, events.END)
+        count = len(rendered)
+        self._positions[number] = page.records[count].offset if count < len(page.records) else page.next_offset
+        self._site.stats.messages_out += count
+        return pieces
 
     def _around(self, number: int) -> tuple[str, str]:
         """Text before and after one partition in an event id; the other partitions do not move within a page."""
@@ -131,7 +156,6 @@ class EventStream(EventStreamResponse):
         return "".join(f"{o}," for o in others[:at]), "".join(f",{o}" for o in others[at + 1 :])
 
     def _skip(self, number: int, start: int, end: int, reason: str) -> bytes:
-        """Skips messages that cannot be read, and reports them in a `gap` event."""
         self._positions[number] = end
         gap = {"partition": number, "from": start, "to": end, "reason": reason}
         return events.event(self.encode(gap), self.last_event_id(), "gap")

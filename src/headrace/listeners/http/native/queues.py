@@ -1,6 +1,7 @@
 """Consuming a queue over HTTP: receive messages with a visibility timeout, then ack, nack or extend their receipts."""
 
 import asyncio
+from base64 import b64encode
 from collections.abc import Sequence
 
 from starlette.requests import Request
@@ -10,7 +11,7 @@ from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.receipts import Outcome, Pull, Received
 from headrace.broker.types.vhost_names import DEFAULT
 from headrace.errors import InvalidInput
-from headrace.listeners.http.management.representations import payload_json, properties_json
+from headrace.listeners.http.management.representations import properties_json
 from headrace.listeners.http.native.types import (
     Extension,
     Receipt,
@@ -33,6 +34,8 @@ from headrace.listeners.http.server.requests import (
     read_json,
     wait_for_disconnect,
 )
+from headrace.wire.http import json_text
+from headrace.wire.http.messages import LARGE_BYTES
 
 
 def consumes(caller: Caller, request: Request) -> None:
@@ -111,9 +114,12 @@ def _message(receipt: str, received: Received) -> ReceivedMessage:
         "properties": properties_json(message.properties),
         "value": "",
     }
-    shape["value"], encoding = payload_json(message.body, always_base64=False)
-    if encoding == "base64":
-        shape["encoding"] = {"value": "base64"}
+    body = message.body
+    # A large body of control characters would take six times its size as text.
+    if 0 <= json_text.text_size(body) <= max(2 * len(body) + 2, LARGE_BYTES):
+        shape["value"] = body.decode()
+    else:
+        shape["value"], shape["encoding"] = b64encode(body).decode("ascii"), {"value": "base64"}
     return shape
 
 

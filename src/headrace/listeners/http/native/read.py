@@ -2,7 +2,9 @@
 
 import asyncio
 from base64 import b64encode
-from urllib.parse import quote_from_bytes, unquote_to_bytes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import quote, quote_from_bytes, unquote_to_bytes
 
 import msgspec
 from starlette.requests import Request
@@ -10,21 +12,20 @@ from starlette.responses import Response
 
 from headrace.broker.streams.key_index_rocksdb import KeyRange
 from headrace.broker.streams.partition import Partition, Readable, when_loaded
-from headrace.broker.streams.read import Page
+from headrace.broker.streams.read import UNLIMITED, Page
 from headrace.broker.streams.streams import Stream
-from headrace.errors import InvalidInput, NotAcceptable, SegmentGone, StreamNotFound
+from headrace.errors import InvalidInput, NotAcceptable, RecordTooLarge, SegmentGone, StreamNotFound
 from headrace.listeners.http.native.segments import partition_of
 from headrace.listeners.http.native.topics import topic_of
-from headrace.listeners.http.native.types import KeyPage as KeyPageBody
-from headrace.listeners.http.native.types import Page as PageBody
 from headrace.listeners.http.server.authorization import Allowance
-from headrace.listeners.http.server.context import ChunkedResponse, HttpContext, json_response
+from headrace.listeners.http.server.context import ChunkedResponse, HttpContext, PiecewiseResponse, pieces_response
 from headrace.listeners.http.server.memory_budget import BudgetShare
+from headrace.listeners.http.server.rendering import render_messages
 from headrace.listeners.http.server.requests import ClientDisconnected, Query, wait_for_disconnect
-from headrace.record.types import Record
 from headrace.wire.http import bodies, messages
 
 LIMIT = 1_000
+RAW_KEY_BYTES_MAX = 4096
 LIMIT_MAX = 10_000
 KEYS, KEYS_MAX = 100, 1_000  # each message may be in a batch of its own
 BYTES = 1 << 20
@@ -45,27 +46,57 @@ async def read(site: HttpContext, request: Request) -> Response:
     binary = query.choice("encoding", "text", "base64") == "base64"
     wait_s = min(query.seconds("wait"), site.config.read_wait_ms_max / 1000)
     offset = await start_of(partition, query)
-    request.state.share.take(bytes_max)
-    page = await site.broker.read(stream, partition, offset, limit=limit, bytes_max=bytes_max)
-    if not page.records and wait_s > 0:
-        offset = page.next_offset
-        if await wait_for(site, request, stream, [(partition, offset)], wait_s):
-            page = await site.broker.read(stream, partition, offset, limit=limit, bytes_max=bytes_max)
-    site.stats.messages_out += len(page.records)
-    answer = _render(partition.number, page, media, binary)
-    site.stats.bytes_out += len(answer.body)
+    share: BudgetShare = request.state.share
+    share.take(bytes_max)
+    largest = UNLIMITED if media == bodies.RAW else site.json_bytes_max
+    bounds = {"limit": limit, "bytes_max": bytes_max, "record_bytes_max": largest}
+    with other_forms(stream, raw=media != bodies.RAW):
+        page = await site.broker.read(stream, partition, offset, **bounds)
+        if not page.records and wait_s > 0:
+            offset = page.next_offset
+            if await wait_for(site, request, stream, [(partition, offset)], wait_s):
+                page = await site.broker.read(stream, partition, offset, **bounds)
+        answer: ChunkedResponse | PiecewiseResponse
+        if media == bodies.RAW:
+            answer = _render_raw(site, partition.number, page, bytes_max, share)
+        else:
+            answer = await _render(site, partition.number, page, media, binary, bytes_max, share)
+    site.stats.bytes_out += answer.size
     return answer
+
+
+@contextmanager
+def other_forms(stream: Stream, *, raw: bool) -> Iterator[None]:
+    """Adds to RecordTooLarge the forms in which the message can be read; `raw` if it was not requested as such."""
+    try:
+        yield
+    except RecordTooLarge as error:
+        partition = error.partition
+        path = f"GET /topics/{quote(stream.name, safe='')}"
+        stored = f"{path}/partitions/{partition}/batches?offset={error.offset} returns it as it is stored"
+        if error.form == "decompressed" or not raw:
+            hint = f"Kafka consumers receive it, and {stored}"
+        else:
+            whole = f"{path}/messages?format=raw&partition={partition}&offset={error.offset}"
+            hint = f"{whole} returns its value, Kafka consumers receive it, and {stored}"
+        raise error.explained(form=error.form or "as JSON", hint=hint) from None
 
 
 async def last_of_key(site: HttpContext, request: Request) -> Response:
     """The last message of a key, which is any bytes, percent-encoded."""
     query = Query(request, "encoding")
     binary = query.choice("encoding", "text", "base64") == "base64"
-    key = unquote_to_bytes(request.path_params["key"])
-    found = await site.broker.keys.find(topic_of(site, request), key)
+    key, stream = unquote_to_bytes(request.path_params["key"]), topic_of(site, request)
+    largest, share = site.json_bytes_max, request.state.share
+    share.take(BYTES)
+    with other_forms(stream, raw=True):
+        found = await site.broker.keys.find(stream, key, record_bytes_max=largest)
+        [pieces] = await render_messages(
+            found.partition, [found.record], binary=binary, bytes_max=BYTES, json_bytes_max=largest, share=share
+        )
     site.stats.messages_out += 1
-    answer = json_response(messages.render(found.partition, found.record, binary=binary))
-    site.stats.bytes_out += len(answer.body)
+    answer = pieces_response(pieces, {}, bodies.JSON)
+    site.stats.bytes_out += answer.size
     return answer
 
 
@@ -79,15 +110,22 @@ async def keys(site: HttpContext, request: Request) -> Response:
     prefix = query.octets("prefix")
     if prefix is not None:
         wanted = wanted.within(KeyRange.of_prefix(prefix))
-    request.state.share.take(bytes_max)
-    page = await site.broker.keys.scan(topic_of(site, request), wanted, limit=limit, bytes_max=bytes_max)
+    largest, share = site.json_bytes_max, request.state.share
+    share.take(bytes_max)
+    stream = topic_of(site, request)
+    listed: list[bytes] = []
+    with other_forms(stream, raw=True):
+        page = await site.broker.keys.scan(stream, wanted, limit=limit, bytes_max=bytes_max, record_bytes_max=largest)
+        for one in page.found:
+            [pieces] = await render_messages(
+                one.partition, [one.record], binary=binary, bytes_max=bytes_max, json_bytes_max=largest, share=share
+            )
+            listed += (b",", *pieces)
     site.stats.messages_out += len(page.found)
-    body: KeyPageBody = {
-        "messages": [messages.render(one.partition, one.record, binary=binary) for one in page.found],
-        "next": None if page.next_key is None else quote_from_bytes(page.next_key, safe=""),
-    }
-    answer = json_response(body)
-    site.stats.bytes_out += len(answer.body)
+    next_key = None if page.next_key is None else quote_from_bytes(page.next_key, safe="")
+    end = b'],"next":%b}' % msgspec.json.encode(next_key)
+    answer = pieces_response([b'{"messages":[', *listed[1:], end], {}, bodies.JSON)
+    site.stats.bytes_out += answer.size
     return answer
 
 
@@ -112,7 +150,7 @@ async def batches(site: HttpContext, request: Request) -> Response:
     if not chunk.data and wait_s > 0 and await wait_for(site, request, stream, [(partition, offset)], wait_s):
         chunk = await when_loaded(lambda: partition.read_now(offset, bytes_max))
     site.stats.bytes_out += len(chunk.data)
-    return ChunkedResponse(bytes(chunk.data), 200, {NEXT_OFFSET: str(chunk.next_offset)}, media_type=bodies.RAW)
+    return ChunkedResponse(chunk.data, 200, {NEXT_OFFSET: str(chunk.next_offset)}, media_type=bodies.RAW)
 
 
 def page_bytes(site: HttpContext, query: Query) -> int:
@@ -170,26 +208,47 @@ def _media(request: Request, query: Query) -> str:
     return media
 
 
-def _render(partition: int, page: Page, media: str, binary: bool) -> ChunkedResponse:
+async def _render(
+    site: HttpContext, partition: int, page: Page, media: str, binary: bool, bytes_max: int, share: BudgetShare
+) -> ChunkedResponse | PiecewiseResponse:
+    rendered = await render_messages(
+        partition,
+        page.records,
+        binary=binary,
+        bytes_max=bytes_max,
+        json_bytes_max=site.json_bytes_max,
+        share=share,
+    )
+    count = len(rendered)
+    next_offset = page.records[count].offset if count < len(page.records) else page.next_offset
+    site.stats.messages_out += count
+    headers = {NEXT_OFFSET: str(next_offset)}
+    if media == bodies.NDJSON:
+        return pieces_response([piece for pieces in rendered for piece in (*pieces, b"\n")], headers, bodies.NDJSON)
+    listed = [piece for pieces in rendered for piece in (b",", *pieces)][1:]
+    end = b'],"next_offset":%d}' % next_offset
+    return pieces_response([b'{"messages":[', *listed, end], headers, bodies.JSON)
+
+
+def _render_raw(site: HttpContext, partition: int, page: Page, bytes_max: int, share: BudgetShare) -> ChunkedResponse:
     headers = {NEXT_OFFSET: str(page.next_offset)}
-    if media == bodies.RAW:
-        return _render_raw(partition, page.records[0], headers) if page.records else ChunkedResponse(None, 204, headers)
-    rendered = [messages.render(partition, record, binary=binary) for record in page.records]
-    if media == bodies.JSON:
-        content: PageBody = {"messages": rendered, "next_offset": page.next_offset}
-        return json_response(content, headers=headers)
-    lines = msgspec.json.Encoder().encode_lines(rendered)
-    return ChunkedResponse(lines, 200, headers, media_type=bodies.NDJSON)
-
-
-def _render_raw(partition: int, record: Record, headers: dict[str, str]) -> ChunkedResponse:
+    if not page.records:
+        return ChunkedResponse(None, 204, headers)
+    [record] = page.records
+    size = messages.record_bytes(record)
+    if size > bytes_max:
+        share.take_chunk(size - bytes_max)
+    site.stats.messages_out += 1
     headers |= {
         "headrace-partition": str(partition),
         "headrace-offset": str(record.offset),
         "headrace-timestamp": str(record.timestamp),
     }
-    if record.key is not None:  # a key is any bytes, and only base64 is safe in a header
-        headers["headrace-key-base64"] = b64encode(record.key).decode("ascii")
+    key = record.key
+    if key is not None and len(key) > RAW_KEY_BYTES_MAX:
+        headers["headrace-key-bytes"] = str(len(key))  # clients refuse such a long header
+    elif key is not None:  # a key is any bytes, and only base64 is safe in a header
+        headers["headrace-key-base64"] = b64encode(key).decode("ascii")
     if record.value is None:
         headers["headrace-tombstone"] = "true"
     return ChunkedResponse(record.value or b"", 200, headers, media_type=bodies.RAW)

@@ -1,7 +1,7 @@
 """Shared by all handlers of the HTTP listener: broker, statistics, authentication and memory budget; and responses."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,6 +24,7 @@ CHUNK_BYTES = 256 * 1024
 # Request and response bodies in memory: enough for two of the largest requests, or many usual ones.
 BUDGET_BYTES_MIN = 256 << 20
 BUDGET_PART = 4  # at most one part in 4 of the memory limit
+JSON_PART = 4  # and a message as JSON one part in 4 of that
 
 
 class HttpContext:
@@ -45,6 +46,12 @@ class HttpContext:
     def config(self) -> Config:
         """The present configuration: some settings can change at run time."""
         return self.broker.config
+
+    @property
+    def json_bytes_max(self) -> int:
+        """The largest message that is returned as JSON. Several of them must fit the budget."""
+        largest = min(self.config.decompressed_bytes_max, self.budget.bytes_max // JSON_PART)
+        return max(self.config.read_bytes_max, largest)
 
     @property
     def listeners_with_tls(self) -> list[str]:
@@ -87,15 +94,40 @@ class PiecewiseResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        waiting: list[bytes] = []
-        size = 0
-        for piece in self._pieces if scope["method"] != "HEAD" else ():
-            waiting.append(piece)
-            size += len(piece)
-            if size >= CHUNK_BYTES:
-                await send({"type": "http.response.body", "body": b"".join(waiting), "more_body": True})
+        for chunk in in_chunks(self._pieces if scope["method"] != "HEAD" else ()):
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def in_chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in chunks of about CHUNK_BYTES: small pieces are joined, large ones cut."""
+    waiting: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        if len(piece) > CHUNK_BYTES:
+            if waiting:
+                yield b"".join(waiting)
                 waiting, size = [], 0
-        await send({"type": "http.response.body", "body": b"".join(waiting), "more_body": False})
+            view = memoryview(piece)
+            for at in range(0, len(view), CHUNK_BYTES):
+                yield bytes(view[at : at + CHUNK_BYTES])
+            continue
+        waiting.append(piece)
+        size += len(piece)
+        if size >= CHUNK_BYTES:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield b"".join(waiting)
+
+
+def pieces_response(
+    pieces: Sequence[bytes], headers: Mapping[str, str], media_type: str
+) -> ChunkedResponse | PiecewiseResponse:
+    """A response of pieces, joined if they are small."""
+    if sum(map(len, pieces)) <= CHUNK_BYTES:
+        return ChunkedResponse(b"".join(pieces), 200, headers, media_type=media_type)
+    return PiecewiseResponse(pieces, headers, media_type)
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> ChunkedResponse:

@@ -45,6 +45,7 @@ PROBLEMS: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.BodyTooLarge, 413, "body_too_large"),
     (errors.DecompressedTooLarge, 413, "body_too_large"),
     (errors.BatchTooLarge, 413, "message_too_large"),
+    (errors.RecordTooLarge, 406, "too_large_to_read"),
     (errors.UnsupportedMedia, 415, "unsupported_media_type"),
     (errors.NotAcceptable, 406, "not_acceptable"),
     (errors.CrossOrigin, 403, "cross_origin"),
@@ -69,7 +70,7 @@ CONNECTION_CODES = (
     "too_many_connections",
     "url_too_long",
 )
-FACTS = ("offset", "start", "end", "index", "next_offset", "partitions")
+FACTS = ("offset", "start", "end", "index", "next_offset", "size", "limit", "partitions")
 
 
 class Problem(TypedDict):
@@ -85,6 +86,8 @@ class Problem(TypedDict):
     end: NotRequired[Offset]
     index: NotRequired[Offset]
     next_offset: NotRequired[Offset]
+    size: NotRequired[Offset]
+    limit: NotRequired[Offset]
     partitions: NotRequired[list[PartitionNumber]]
 
 
