@@ -32,16 +32,16 @@ class ExpiryClock:
     """
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock  # the wall clock, for the times that are stored
         self._started_ms = clock.now_ms()
         self._started = clock.monotonic()
 
     def now_ms(self) -> int:
-        return min(self._clock.now_ms(), self._started_ms + self._running_ms)
+        return min(self.clock.now_ms(), self._started_ms + self._running_ms)
 
     @property
     def _running_ms(self) -> int:
-        return int((self._clock.monotonic() - self._started) * 1000)
+        return int((self.clock.monotonic() - self._started) * 1000)
 
     def is_past(self, since_ms: int, age_ms: int) -> bool:
         """Whether a value that was last used at `since_ms`, by the wall clock, is older than `age_ms`."""

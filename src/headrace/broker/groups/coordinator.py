@@ -84,7 +84,6 @@ class Groups:
         self.room = room or MemberBudget(settings.members_bytes_max)
         self.offsets = OffsetStore(begin)
         self._consumers = ConsumerStore(begin)
-        self._clock = clock
         self._ages = ExpiryClock(clock)
         self._timers = timers
         self._begin = begin
@@ -195,7 +194,7 @@ class Groups:
         return group
 
     def _make_classic(self, group_id: str) -> ClassicGroup:
-        return ClassicGroup(group_id, self.settings, self._clock, self._timers, self.room, self._save)
+        return ClassicGroup(group_id, self.settings, self._ages.clock, self._timers, self.room, self._save)
 
     def heartbeat(self, group_id: str, beat: Heartbeat) -> consumer.Answer:
         """Process a heartbeat of the consumer protocol (KIP-848). The first such member of a classic group converts the
@@ -249,7 +248,7 @@ class Groups:
         return ConsumerGroup(
             group_id,
             self.settings,
-            self._clock,
+            self._ages.clock,
             self._timers,
             self._topics,
             self.room,

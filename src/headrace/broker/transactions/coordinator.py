@@ -78,7 +78,6 @@ class Transactions:
 
     def __init__(self, shard: Shard, clock: Clock, timers: Timers, producers: Producers, groups: Groups) -> None:
         self._shard = shard
-        self._clock = clock
         self._ages = ExpiryClock(clock)
         self._timers = timers
         self._producers = producers
@@ -359,11 +358,11 @@ class Transactions:
         if one.state != ONGOING:
             one.clear()
             one.state = ONGOING
-            one.started_ms = self._clock.now_ms()
+            one.started_ms = self._ages.clock.now_ms()
             self._start_timer(one)
 
     def _start_timer(self, one: Transaction) -> None:
-        left_ms = one.started_ms + one.timeout_ms - self._clock.now_ms()
+        left_ms = one.started_ms + one.timeout_ms - self._ages.clock.now_ms()
         one.timer = self._timers.call_later(min(max(left_ms, 0), one.timeout_ms) / 1000, lambda: self._timed_out(one))
 
     def _timed_out(self, one: Transaction) -> None:
@@ -413,7 +412,7 @@ class Transactions:
         one.clear()
         one.owed = [*one.owed, *owed]
         one.state = COMMITTED if commit else ABORTED
-        one.changed_ms = self._clock.now_ms()
+        one.changed_ms = self._ages.clock.now_ms()
         try:
             entry = self._shard.group()
             marker = control_batch(producer_id, epoch, commit=commit, now_ms=one.changed_ms)
@@ -486,7 +485,7 @@ class Transactions:
         try:
             entry = self._shard.group()
             written = [(marker, self._shard.logs[marker.log_id]) for marker in due]
-            now_ms = self._clock.now_ms()
+            now_ms = self._ages.clock.now_ms()
             tickets = [
                 (log, entry.append(log, control_batch(m.producer_id, m.epoch, commit=m.commit, now_ms=now_ms)))
                 for m, log in written
@@ -535,7 +534,7 @@ class Transactions:
                 self._by_producer.pop(one.producer_id, None)
 
     async def _put(self, one: Transaction) -> None:
-        one.changed_ms = self._clock.now_ms()
+        one.changed_ms = self._ages.clock.now_ms()
         one.is_saved = False
         entry = self._shard.group()
         entry.put(TRANSACTIONS, one.transactional_id.encode(), one.saved())

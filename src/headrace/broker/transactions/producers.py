@@ -56,7 +56,6 @@ class Producers:
 
     def __init__(self, shard: Shard, clock: Clock) -> None:
         self._shard = shard
-        self._clock = clock
         self._ages = ExpiryClock(clock)
         self._tracked: dict[int, Tracked] = {}
         self._watchers: dict[int, EndObserver] = {}
@@ -85,7 +84,7 @@ class Producers:
     def _replay(self, tracked: Tracked) -> None:
         """Replay up to the first damaged batch: producers and aborted transactions behind it are unknown, so the log is
         served only up to there. The other logs must not wait until this one is restored."""
-        log, now_ms = tracked.log, self._clock.now_ms()
+        log, now_ms = tracked.log, self._ages.clock.now_ms()
         reached = max(tracked.upto, log.start_offset)
         try:
             for data, info in batches_from(log, tracked.upto):
@@ -159,7 +158,7 @@ class Producers:
         except (DiskFull, Overloaded):
             self.put_off(partition, info)
             raise
-        batch = tracked.producers.staged(info, ticket, log.visible_end, self._clock.now_ms())
+        batch = tracked.producers.staged(info, ticket, log.visible_end, self._ages.clock.now_ms())
         if info.is_transactional:
             self._hold(tracked)
         ticket.add_callback(partial(self._appended, tracked, info, batch))
@@ -167,7 +166,7 @@ class Producers:
 
     def put_off(self, partition: Partition, info: BatchInfo) -> None:
         """A batch was refused and will be retried: later batches of its producer must not overtake it."""
-        self._track(partition.log).producers.put_off(info, self._clock.now_ms())
+        self._track(partition.log).producers.put_off(info, self._ages.clock.now_ms())
 
     def _track(self, log: Log) -> Tracked:
         tracked = self._tracked.get(log.id)
