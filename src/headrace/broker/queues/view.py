@@ -11,14 +11,12 @@ from typing import Any, NamedTuple
 
 from headrace.broker.queues.delivery_counts import DeliveryCounts
 from headrace.broker.queues.flush import FlushCoordinator
-from headrace.broker.queues.pending_batches import PendingBatches
+from headrace.broker.queues.publish_batch import PublishBatch, Target
 from headrace.broker.queues.view_reader import Run, ViewReader
 from headrace.broker.queues.view_state import Delta, decode_settles
 from headrace.broker.streams.partition import Partition
 from headrace.broker.types.aborted_ranges import Aborts
-from headrace.broker.types.publish_tracker import PublishTracker, Target
 from headrace.broker.types.range_set import RangeSet
-from headrace.record.codec import BatchWriter
 from headrace.record.layout import MAX_OFFSET
 
 RESERVE_MIN = 1024
@@ -75,8 +73,9 @@ class View:
         self._moving = RangeSet()  # settled together with a publish elsewhere, and undone if that is refused
         self._leaving = RangeSet()  # of a log in memory: moving and not yet known to be stored elsewhere
         self.reader = ViewReader(log, aborted)
-        self.pending = PendingBatches(compression)
-        self.trackers: set[PublishTracker] = set()  # of the batches that wait for the next flush
+        self._compression = compression
+        self.batch: PublishBatch | None = None  # waits for the next flush
+        self.in_flight: list[PublishBatch] = []  # of flushes that have not ended
 
     @property
     def partition(self) -> Partition:
@@ -118,26 +117,37 @@ class View:
 
     # Writing.
 
-    def open_writer(self, target: Target | None = None) -> BatchWriter:
-        """The writer of the current batch, valid until the next flush. A target that caches it is reset then."""
-        pending, flushes = self.pending, self._flushes
-        writer = pending.writer
-        if writer is None:
-            writer = pending.new_writer()
+    def open_batch(self, target: Target | None = None) -> PublishBatch:
+        """The batch that waits for the next flush. A target that caches its writer is reset then."""
+        batch, flushes = self.batch, self._flushes
+        if batch is None:
+            batch = self.batch = PublishBatch(self._compression, durable=self.durable)
             flushes.mark_dirty(self)
         elif flushes.in_atomic:
             flushes.join_atomic_group(self)
         if target is not None:
-            pending.targets.append(target)
-        tracker = flushes.tracker
-        if tracker is not None:
-            self.trackers.add(tracker)
-            tracker.add(target, durable=self.durable)
-        return writer
+            batch.targets.append(target)
+        elif flushes.opened is not None:
+            flushes.opened.add(batch)
+        return batch
 
-    def take_batches(self) -> list[bytearray]:
-        self.trackers.clear()
-        return self.pending.take()
+    def take_batch(self) -> PublishBatch | None:
+        """The closed batch, if anything was published since the last call."""
+        batch, self.batch = self.batch, None
+        if batch is not None:
+            batch.close()
+        return batch
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that wait for a flush."""
+        return self.batch.size_bytes if self.batch is not None else 0
+
+    @property
+    def pending_records(self) -> int:
+        """Records that wait for a flush or are being stored."""
+        waiting = self.batch.open_records if self.batch is not None else 0
+        return waiting + sum(batch.unstored_records for batch in self.in_flight)
 
     # Choosing what to deliver.
 

@@ -53,6 +53,8 @@ class Connection(asyncio.Protocol):
         self._flow = registry.flow
         self._flushes = context.flushes
         self._loop_time = loop.time
+        self._now_ms = context.clock.now_ms
+        self._has_published = False
         self._dispatcher = Dispatcher(self)
         self.scanner = Scanner(self._dispatcher, protocol.FRAME_MAX_BEFORE_TUNE)
         self._confirms = PublisherConfirms(self.scanner, self.channels, self.transport, context)
@@ -120,10 +122,13 @@ class Connection(asyncio.Protocol):
             data = self._read_header(data)
         if self.stage in (Stage.HEADER, Stage.CLOSED) or not data:
             return
-        flushes = self._flushes
-        tracker, flushes.tracker = flushes.tracker, self._confirms.tracker
+        now_ms = self._now_ms()
         try:
-            used = self._feed(data)
+            # Not one by one during the handshake: its handlers stop the scan for reasons that _feed_frames ignores.
+            if not self._flushes.refusing or self.stage in handshake.EXPECTED:
+                used = self.scanner.feed(data, now_ms)
+            else:
+                used = self._feed_frames(data, now_ms)
         except ProtocolError as error:
             self.after_feed()
             self.close(*reply(error), error.class_id, error.method_id)
@@ -132,19 +137,13 @@ class Connection(asyncio.Protocol):
             self.after_feed()
             self.close(*reply(error))
             return
-        finally:
-            flushes.tracker = tracker
         self._unprocessed = data[used:] if used < len(data) else b""
         self.after_feed()
         self._flow.received(self, len(data))
 
-    def _feed(self, data: bytes) -> int:
-        """Returns the number of bytes used. While the log of any queue refuses writes, feeds one frame at a time, so
-        that the outcome of each publish is known separately."""
-        now_ms = self.context.clock.now_ms()
-        # Not during the handshake: its handlers stop the scan for reasons that the loop below does not know.
-        if not self._flushes.refusing or self.stage in handshake.EXPECTED:
-            return self.scanner.feed(data, now_ms)
+    def _feed_frames(self, data: bytes, now_ms: int) -> int:
+        """Like Scanner.feed, one frame at a time. While the log of any queue refuses writes, each publish is registered
+        with the flush separately."""
         used, left = 0, memoryview(data)
         while step := self.scanner.feed(left[: protocol.frame_size(left)], now_ms):
             used += step
@@ -193,7 +192,9 @@ class Connection(asyncio.Protocol):
         published = self.scanner.take_published()
         if published:
             self._confirms.after_publishes(published)
-            self._flow.published(self)
+            if not self._has_published:
+                self._has_published = True
+                self._flow.published(self)
 
     async def flushed(self) -> None:
         """Waits until everything that this connection has published is visible in the queues."""
