@@ -134,7 +134,7 @@ def test_a_callback_for_a_deleted_log_may_stage_another_append(tmp_path: Path) -
 
     def again(_ticket: Ticket) -> None:
         later.append(shard.log(1).append(batch([b"later"])))
-        shard.begin_round()
+        shard.scheduler.start_round()
 
     shard.log(2).append(batch([b"gone"])).add_callback(again)
     shard.delete_log(2)

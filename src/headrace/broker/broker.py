@@ -143,6 +143,7 @@ class Broker:
             self.catalog,
             self.streams,
             shard,
+            self.appender,
             self.spill,
             self.coordination.producers,
             self.users,

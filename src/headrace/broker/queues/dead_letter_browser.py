@@ -250,7 +250,7 @@ class DeadLetterBrowser:
             bytes_max=BATCH_BYTES,
             decompressed_bytes_max=self._decompressed_bytes_max,
             wanted=lambda record: record.offset < until and state_of(view, record.offset) == READY,
-            aborted=view.aborted(),
+            aborted=view.reader.aborted(),
             gaps=gaps,
         )
         unread += (Unread(view.level, gap) for gap in gaps)

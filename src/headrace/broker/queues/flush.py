@@ -13,12 +13,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.broker.queues.publish_batch import PublishBatch
 from headrace.broker.queues.view_state import SETTLE_TABLE, Delta
+from headrace.broker.streams.append import Appender
 from headrace.errors import HeadraceError, LogClosed
 from headrace.log.commit.round import Ticket, TicketGroup
+from headrace.log.shard import Shard
 
 if TYPE_CHECKING:
     from headrace.broker.queues.view import View
@@ -76,6 +78,46 @@ class _Flush:
         self.error: HeadraceError | None = None  # the first one
         self.is_over = False
 
+    def stage_group(self, group: _Group, shard: Shard, appender: Appender, *, lazy: bool = False) -> None:
+        batches = [(view, batch) for view, batch in group.batches if not view.log.is_deleted]
+        saved = [(view, delta) for view, delta in group.deltas if view.durable]
+        ticket: Ticket | None = None
+        error: HeadraceError | None = None
+        if batches or saved:  # else its queues have been deleted
+            try:
+                stored = shard.group()
+                for view, batch in batches:
+                    batch.tickets += [appender.stage_in(stored, view.log, data) for data in batch.buffers]
+                for view, delta in saved:
+                    stored.merge(SETTLE_TABLE, view.key, delta.encode())
+                ticket = stored.commit(lazy=lazy)
+            except HeadraceError as refusal:
+                error = refusal
+        self.groups.append(_Staged(group, ticket, error))
+        if ticket is not None:
+            self.tickets.add(ticket)
+
+    def batches_ended(
+        self, batches: Sequence[tuple["View", PublishBatch]], error: HeadraceError | None, refusing: set["View"]
+    ) -> HeadraceError | None:
+        """Batches that were stored, or refused with the error, as a whole. Returns the error unless their queues are
+        gone."""
+        if isinstance(error, LogClosed) and batches and all(view.log.is_deleted for view, _ in batches):
+            # All its queues were deleted meanwhile: not an error, as if no queue had been bound.
+            error = None
+        for view, batch in batches:
+            batch.error = error
+            (refusing.discard if error is None else refusing.add)(view)
+        self.error = self.error or error
+        return error
+
+    def notify(self) -> None:
+        for waiter in self.waiters:
+            try:
+                waiter(self.error)
+            except Exception as error:  # the other waiters must be notified, and the next flush started
+                logger.error("a callback after a flush failed: %s", error, exc_info=error)
+
 
 def _take_batches(dirty: Iterable["View"]) -> list[tuple["View", PublishBatch]]:
     """Closes the batches of the views; they are in flight until the flush ends."""
@@ -88,6 +130,10 @@ def _take_batches(dirty: Iterable["View"]) -> list[tuple["View", PublishBatch]]:
     return taken
 
 
+def _waiting_bytes(views: Iterable["View"]) -> int:
+    return sum(view.batch.size_bytes for view in views if view.batch is not None)
+
+
 async def _raise_outcome(future: "asyncio.Future[HeadraceError | None]") -> None:
     error = await future
     if error is not None:
@@ -97,13 +143,14 @@ async def _raise_outcome(future: "asyncio.Future[HeadraceError | None]") -> None
 class FlushCoordinator:
     """Owned by the broker's vhosts, used on the event-loop thread."""
 
-    def __init__(self, shard: Any, loop: asyncio.AbstractEventLoop | None = None) -> None:
+    def __init__(self, shard: Shard, appender: Appender) -> None:
         self._shard = shard
-        self._loop = loop or asyncio.get_running_loop()
+        self._appender = appender
+        self._loop = asyncio.get_running_loop()
         self._dirty: list[View] = []
         self._dirty_memory: list[View] = []
         self._unsaved: dict[View, None] = {}  # in the order they changed
-        self._atomic = _AtomicSection()
+        self.atomic = _AtomicSection()
         self._waiters: list[Waiter] = []
         self._settle_waiters: list[Waiter] = []
         self._running: deque[_Flush] = deque()  # waiters are notified in this order: a confirm covers all before it
@@ -111,7 +158,6 @@ class FlushCoordinator:
         self._was_refused = False  # a part of the flushes since the coordinator was last idle
         self._is_scheduled = False
         self._is_closed = False
-        self.in_atomic = False
         self.opened: set[PublishBatch] | None = None  # collects the batches that publishes go to; see `collecting`
         self.refusing: set[View] = set()  # whose log refused the last append
         self.flush_count = 0
@@ -121,7 +167,7 @@ class FlushCoordinator:
     def mark_dirty(self, view: "View") -> None:
         """The view has begun a batch."""
         (self._dirty if view.durable else self._dirty_memory).append(view)
-        if self.in_atomic:
+        if self.atomic.depth:
             self.join_atomic_group(view)
         self.schedule()
 
@@ -133,19 +179,18 @@ class FlushCoordinator:
     def join_atomic_group(self, view: "View") -> None:
         """The view's batch belongs to the atomic group of the next flush."""
         if view.durable:
-            self._atomic.views.add(view)
-            self._atomic.stores = True
+            self.atomic.views.add(view)
+            self.atomic.stores = True
 
     def settle_in_atomic(self, view: "View", start: int, end: int) -> None:
         """A settle between begin_atomic and end_atomic; end_atomic decides whether it depends on a publish."""
-        self._atomic.settles.append((view, start, end))
+        self.atomic.settles.append((view, start, end))
 
     # Atomic changes.
 
     def begin_atomic(self) -> None:
         """Until end_atomic, publishes and settles are stored together or not at all."""
-        self._atomic.depth += 1
-        self.in_atomic = True
+        self.atomic.depth += 1
 
     def end_atomic(self) -> None:
         """Changes since begin_atomic stay together; later ones may go into another group.
@@ -153,17 +198,16 @@ class FlushCoordinator:
         A large group is closed here: journal entries have a maximum size, and if everything that expires at the same
         time were one group, it could never be stored.
         """
-        atomic = self._atomic
+        atomic = self.atomic
         atomic.depth -= 1
         if atomic.depth:
             return
-        self.in_atomic = False
         self._join_settles()
-        if sum(view.pending_bytes for view in atomic.views) > self._group_bytes_max:
+        if _waiting_bytes(atomic.views) > self._group_bytes_max:
             atomic.closed_groups.append(self._take_group_of(atomic.take_views()))
 
     def _join_settles(self) -> None:
-        atomic = self._atomic
+        atomic = self.atomic
         settles, atomic.settles = atomic.settles, []
         stores, atomic.stores = atomic.stores, False
         for view, start, end in settles:
@@ -191,7 +235,8 @@ class FlushCoordinator:
         """Call the waiter once everything published so far is durable or was refused. Its argument is None if nothing
         was refused, otherwise one of the errors: `PublishBatch.error` tells which batches were refused."""
         self._waiters.append(waiter)
-        self.schedule()
+        if not self._is_scheduled:
+            self.schedule()
 
     @contextmanager
     def collecting(self) -> Iterator[set[PublishBatch]]:
@@ -245,13 +290,11 @@ class FlushCoordinator:
     def flush(self) -> None:
         self._is_scheduled = False
         self.flush_memory()
-        closed_groups = self._atomic.closed_groups
+        closed_groups = self.atomic.closed_groups
         if not (self._dirty or self._unsaved or self._waiters or closed_groups):
             return
-        if self._outstanding and not closed_groups:
-            waiting_bytes = sum(view.pending_bytes for view in self._dirty)
-            if waiting_bytes < WAITING_BYTES_MAX:
-                return  # the end of the running flush starts the next one
+        if self._outstanding and not closed_groups and _waiting_bytes(self._dirty) < WAITING_BYTES_MAX:
+            return  # the end of the running flush starts the next one
         self._flush_disk()
 
     def flush_memory(self) -> None:
@@ -261,7 +304,7 @@ class FlushCoordinator:
                 batch = view.take_batch()
                 for data in batch.buffers if batch is not None else ():
                     try:
-                        view.log.append(data)
+                        self._appender.append_transient(view.log, data)
                     except Exception as error:  # later batches and other queues must still be flushed
                         logger.error("a callback after a publish failed: %s", error, exc_info=error)
 
@@ -270,31 +313,22 @@ class FlushCoordinator:
         flush = _Flush(self._waiters, self._flush_ended)
         self._running.append(flush)
         self._waiters = []
-        groups, self._atomic.closed_groups = self._atomic.closed_groups, []
-        atomic_views = self._atomic.take_views()
+        groups, self.atomic.closed_groups = self.atomic.closed_groups, []
+        atomic_views = self.atomic.take_views()
         if atomic_views:
             groups.append(self._take_group_of(atomic_views))
         dirty, self._dirty = self._dirty, []
         unsaved, self._unsaved = self._unsaved, {}
         self._outstanding += 1
         for group in groups:
-            self._stage_group(flush, group)
+            flush.stage_group(group, self._shard, self._appender)
         flush.batches = _take_batches(dirty)
-        tickets = flush.tickets
-        for view, batch in flush.batches:
-            for data in batch.buffers:
-                try:
-                    ticket = view.log.append(data)
-                except HeadraceError as error:
-                    batch.tickets.append(None)
-                    batch.error = error
-                    continue
-                batch.tickets.append(ticket)
-                tickets.add(ticket)
+        self._appender.append_published(flush.batches, flush.tickets)
         if unsaved or self._settle_waiters:
             self._stage_settles(unsaved)
-        self._shard.begin_round()  # everything is staged; later publishes wait for the end of this flush anyway
-        tickets.close()
+        # At once: everything is staged, and later publishes wait for the end of this flush anyway.
+        self._shard.scheduler.start_round()
+        flush.tickets.close()
 
     def _stage_settles(self, unsaved: Iterable["View"]) -> None:
         """Settles that depend on no publish are a flush of their own, so that waiters for publishes ignore them."""
@@ -304,27 +338,8 @@ class FlushCoordinator:
         deltas = [(view, view.take_unsaved()) for view in unsaved]
         # A power cut may lose acks, but never a reservation: messages that are delivered again must be flagged.
         lazy = not waiters and all(delta.reserved <= view.reserved for view, delta in deltas)
-        self._stage_group(flush, _Group((), deltas), lazy=lazy)
+        flush.stage_group(_Group((), deltas), self._shard, self._appender, lazy=lazy)
         flush.tickets.close()
-
-    def _stage_group(self, flush: _Flush, group: _Group, *, lazy: bool = False) -> None:
-        batches = [(view, batch) for view, batch in group.batches if not view.log.is_deleted]
-        saved = [(view, delta) for view, delta in group.deltas if view.durable]
-        ticket: Ticket | None = None
-        error: HeadraceError | None = None
-        if batches or saved:  # else its queues have been deleted
-            try:
-                stored = self._shard.group()
-                for view, batch in batches:
-                    batch.tickets += [stored.append(view.log, data) for data in batch.buffers]
-                for view, delta in saved:
-                    stored.merge(SETTLE_TABLE, view.key, delta.encode())
-                ticket = stored.commit(lazy=lazy)
-            except HeadraceError as refusal:
-                error = refusal
-        flush.groups.append(_Staged(group, ticket, error))
-        if ticket is not None:
-            flush.tickets.add(ticket)
 
     def _flush_ended(self, flush: _Flush) -> None:
         """The log has stored or refused everything that the flush staged."""
@@ -332,37 +347,23 @@ class FlushCoordinator:
         for view, batch in flush.batches:
             view.in_flight.remove(batch)
             if is_unusual or batch.error is not None:
-                self._batches_ended(flush, ((view, batch),), batch.first_error())
+                flush.batches_ended(((view, batch),), batch.first_error(), self.refusing)
         for staged in flush.groups:
             self._group_ended(flush, staged)
         flush.is_over = True
         self._outstanding -= 1
         self._was_refused |= flush.error is not None
         if flush not in self._running:  # a flush of settles alone
-            self._notify(flush)
+            flush.notify()
         while self._running and self._running[0].is_over:
-            self._notify(self._running.popleft())
+            self._running.popleft().notify()
         if self._is_closed or self._outstanding:
             return
         refused, self._was_refused = self._was_refused, False
-        if self._dirty or self._waiters or self._atomic.closed_groups or (self._unsaved and not refused):
+        if self._dirty or self._waiters or self.atomic.closed_groups or (self._unsaved and not refused):
             self.schedule()
         elif refused:
             self._loop.call_later(RETRY_S, self.schedule)  # retries the settles; the disk is probably full
-
-    def _batches_ended(
-        self, flush: _Flush, batches: Sequence[tuple["View", PublishBatch]], error: HeadraceError | None
-    ) -> HeadraceError | None:
-        """Batches that were stored, or refused with the error, as a whole. Returns the error unless their queues are
-        gone."""
-        if isinstance(error, LogClosed) and batches and all(view.log.is_deleted for view, _ in batches):
-            # All its queues were deleted meanwhile: not an error, as if no queue had been bound.
-            error = None
-        for view, batch in batches:
-            batch.error = error
-            (self.refusing.discard if error is None else self.refusing.add)(view)
-        flush.error = flush.error or error
-        return error
 
     def _group_ended(self, flush: _Flush, staged: _Staged) -> None:
         group, ticket, error = staged
@@ -370,7 +371,7 @@ class FlushCoordinator:
             view.in_flight.remove(batch)
         if ticket is not None:
             error = ticket.error
-        error = self._batches_ended(flush, group.batches, error)
+        error = flush.batches_ended(group.batches, error, self.refusing)
         if error is not None:
             self._put_back(group.deltas)
             return
@@ -386,14 +387,6 @@ class FlushCoordinator:
             if delta.moving:
                 self._loop.call_later(RETRY_S, view.events.moves_failed)  # later, because the disk is probably full
 
-    @staticmethod
-    def _notify(flush: _Flush) -> None:
-        for waiter in flush.waiters:
-            try:
-                waiter(flush.error)
-            except Exception as error:  # the other waiters must be notified, and the next flush started
-                logger.error("a callback after a flush failed: %s", error, exc_info=error)
-
     # Ending.
 
     def forget(self, view: "View") -> None:
@@ -404,7 +397,7 @@ class FlushCoordinator:
             self._dirty_memory.remove(view)
         self._unsaved.pop(view, None)
         self.refusing.discard(view)
-        atomic = self._atomic
+        atomic = self.atomic
         atomic.views.discard(view)
         for number, group in enumerate(atomic.closed_groups):
             for owner, batch in group.batches:

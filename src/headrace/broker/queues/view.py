@@ -48,11 +48,10 @@ class View:
         saved: bytes | None = None,
         level: int = 0,
         compression: int = 0,
-        aborted: Callable[[], Aborts] = Aborts,
+        aborted: Callable[[], Aborts] = Aborts,  # transactions of Kafka producers: their records are no messages
     ) -> None:
         self.log = log
         self.events = events
-        self.aborted = aborted  # aborted transactions of Kafka producers: their records are no messages
         self.key = key  # in the state table
         self.durable = durable
         self.level = level  # priority
@@ -90,10 +89,6 @@ class View:
         first = self.settled.first()
         return first[1] if first is not None and first[0] == 0 else 0
 
-    def unsettled_from(self) -> int:
-        """`low` as a method: the log calls it before it deletes segments."""
-        return self.low
-
     @property
     def ready(self) -> int:
         start, end = self.log.start_offset, self.log.stable_end
@@ -123,7 +118,7 @@ class View:
         if batch is None:
             batch = self.batch = PublishBatch(self._compression, durable=self.durable)
             flushes.mark_dirty(self)
-        elif flushes.in_atomic:
+        elif flushes.atomic.depth:
             flushes.join_atomic_group(self)
         if target is not None:
             batch.targets.append(target)
@@ -137,11 +132,6 @@ class View:
         if batch is not None:
             batch.close()
         return batch
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes that wait for a flush."""
-        return self.batch.size_bytes if self.batch is not None else 0
 
     @property
     def pending_records(self) -> int:
@@ -240,7 +230,7 @@ class View:
     def settle(self, start: int, end: int) -> None:
         if not self.settled.add(start, end):
             return
-        if self._flushes.in_atomic:
+        if self._flushes.atomic.depth:
             self._flushes.settle_in_atomic(self, start, end)
         else:
             self.settle_for_good(start, end)

@@ -29,7 +29,7 @@ class ViewReader:
 
     def __init__(self, log: Any, aborted: Callable[[], Aborts]) -> None:
         self._log = log
-        self._aborted = aborted
+        self.aborted = aborted
         self._chunk: Any = None
         self._ahead: dict[int, Record] = {}  # every record of the chunk within _ahead_range
         self._ahead_range = range(0)
@@ -59,7 +59,7 @@ class ViewReader:
         """The chunk without records of open and aborted transactions."""
         if chunk.next_offset > self._log.stable_end:
             chunk = chunk._replace(next_offset=self._log.stable_end)  # read again when the transaction has ended
-        aborted = self._aborted()
+        aborted = self.aborted()
         return without_aborted(chunk, aborted) if aborted else chunk
 
     def records(self, run: Run, count_max: int) -> tuple[list[Record], int]:

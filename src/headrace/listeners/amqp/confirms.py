@@ -117,7 +117,11 @@ class PublisherConfirms:
             if touched_disk:
                 is_durable = True
                 state.touched_disk = False
-        size = self._count()
+        scanner, stats = self._scanner, self._stats
+        size = scanner.bytes - self._bytes_seen
+        stats.messages_in += scanner.messages - self._messages_seen
+        stats.bytes_in += size
+        self._messages_seen, self._bytes_seen = scanner.messages, scanner.bytes
         if is_durable or unconfirmed:
             self.flushes_pending += 1
             self._flushes.after(partial(self._flushed, unconfirmed))
@@ -126,15 +130,6 @@ class PublisherConfirms:
                 self._pressure.on_drain(partial(self._transport.hold_reading, DISK, False))
         if not has_reply and size < QUICK_ACK_BYTES_MAX:
             self._transport.acknowledge_now()
-
-    def _count(self) -> int:
-        """Updates the statistics; returns the size of the bodies since the last call."""
-        scanner, stats = self._scanner, self._stats
-        messages, size = scanner.messages, scanner.bytes
-        stats.messages_in += messages - self._messages_seen
-        stats.bytes_in += size - self._bytes_seen
-        grown, self._messages_seen, self._bytes_seen = size - self._bytes_seen, messages, size
-        return grown
 
     def _flushed(self, unconfirmed: list[Unconfirmed], error: HeadraceError | None) -> None:
         self.flushes_pending -= 1

@@ -53,8 +53,6 @@ class Connection(asyncio.Protocol):
         self._flow = registry.flow
         self._flushes = context.flushes
         self._loop_time = loop.time
-        self._now_ms = context.clock.now_ms
-        self._has_published = False
         self._dispatcher = Dispatcher(self)
         self.scanner = Scanner(self._dispatcher, protocol.FRAME_MAX_BEFORE_TUNE)
         self._confirms = PublisherConfirms(self.scanner, self.channels, self.transport, context)
@@ -122,7 +120,7 @@ class Connection(asyncio.Protocol):
             data = self._read_header(data)
         if self.stage in (Stage.HEADER, Stage.CLOSED) or not data:
             return
-        now_ms = self._now_ms()
+        now_ms = self.context.clock.now_ms()
         try:
             # Not one by one during the handshake: its handlers stop the scan for reasons that _feed_frames ignores.
             if not self._flushes.refusing or self.stage in handshake.EXPECTED:
@@ -192,8 +190,7 @@ class Connection(asyncio.Protocol):
         published = self.scanner.take_published()
         if published:
             self._confirms.after_publishes(published)
-            if not self._has_published:
-                self._has_published = True
+            if self not in self._flow.publishers:
                 self._flow.published(self)
 
     async def flushed(self) -> None:
