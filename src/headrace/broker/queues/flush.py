@@ -289,7 +289,8 @@ class FlushCoordinator:
 
     def flush(self) -> None:
         self._is_scheduled = False
-        self.flush_memory()
+        if self._dirty_memory:
+            self.flush_memory()
         closed_groups = self.atomic.closed_groups
         if not (self._dirty or self._unsaved or self._waiters or closed_groups):
             return
@@ -298,15 +299,14 @@ class FlushCoordinator:
         self._flush_disk()
 
     def flush_memory(self) -> None:
-        if self._dirty_memory:
-            views, self._dirty_memory = self._dirty_memory, []
-            for view in views:
-                batch = view.take_batch()
-                for data in batch.buffers if batch is not None else ():
-                    try:
-                        self._appender.append_transient(view.log, data)
-                    except Exception as error:  # later batches and other queues must still be flushed
-                        logger.error("a callback after a publish failed: %s", error, exc_info=error)
+        views, self._dirty_memory = self._dirty_memory, []
+        for view in views:
+            batch = view.take_batch()
+            for data in batch.buffers if batch is not None else ():
+                try:
+                    self._appender.append_transient(view.log, data)
+                except Exception as error:  # later batches and other queues must still be flushed
+                    logger.error("a callback after a publish failed: %s", error, exc_info=error)
 
     def _flush_disk(self) -> None:
         self.flush_count += 1
@@ -314,9 +314,8 @@ class FlushCoordinator:
         self._running.append(flush)
         self._waiters = []
         groups, self.atomic.closed_groups = self.atomic.closed_groups, []
-        atomic_views = self.atomic.take_views()
-        if atomic_views:
-            groups.append(self._take_group_of(atomic_views))
+        if self.atomic.views:
+            groups.append(self._take_group_of(self.atomic.take_views()))
         dirty, self._dirty = self._dirty, []
         unsaved, self._unsaved = self._unsaved, {}
         self._outstanding += 1
