@@ -13,7 +13,7 @@ from headrace.config.declared import BY_NAME
 from headrace.errors import LogClosed
 from headrace.log.commit import journal, slots
 from headrace.log.commit.journal_entry import DELETE, MERGE, PUT, ReplayedEnd, ReplayedPart, StateChange, decode
-from headrace.log.commit.round import Round, RoundPart, Ticket, Unit, encode
+from headrace.log.commit.round import Round, RoundPart, Ticket, TicketGroup, Unit, encode
 from headrace.log.log import Log
 from headrace.log.segments import index
 from headrace.log.settings import StreamSettings, WriteModeName
@@ -134,7 +134,7 @@ def test_a_callback_for_a_deleted_log_may_stage_another_append(tmp_path: Path) -
 
     def again(_ticket: Ticket) -> None:
         later.append(shard.log(1).append(batch([b"later"])))
-        shard.begin_round()
+        shard.scheduler.start_round()
 
     shard.log(2).append(batch([b"gone"])).add_callback(again)
     shard.delete_log(2)
@@ -153,3 +153,35 @@ def test_a_round_of_an_async_log_bypasses_the_journal_and_needs_no_sync(tmp_path
 def test_every_write_mode_that_can_be_set_is_an_object() -> None:
     assert set(WRITE_MODES) == set(get_args(WriteModeName)) == set(BY_NAME["write_mode"].choices)
     assert all(name == mode.name for name, mode in WRITE_MODES.items())
+
+
+def test_a_ticket_group_calls_back_once_when_all_of_its_tickets_are_resolved() -> None:
+    ended: list[bool] = []
+    group = TicketGroup(lambda: ended.append(group.has_errors))
+    stored, refused = Ticket(), Ticket()
+    stored.resolve()
+    group.add(stored)  # at once: not the end of a group that is still open
+    group.add(refused)
+    group.close()
+    assert ended == []
+    refused.resolve(LogClosed("deleted"))
+    assert ended == [True]
+
+
+def test_a_ticket_group_without_tickets_ends_when_it_is_closed() -> None:
+    ended: list[bool] = []
+    group = TicketGroup(lambda: ended.append(group.has_errors))
+    group.close()
+    assert ended == [False]
+
+
+def test_a_ticket_group_may_span_rounds_of_several_logs(tmp_path: Path) -> None:
+    shard = Bench(tmp_path).open(1, 2)
+    ended: list[tuple[int, int]] = []
+    group = TicketGroup(lambda: ended.append((shard.log(1).visible_end, shard.log(2).visible_end)))
+    group.add(shard.log(1).append(batch([b"a"])))
+    shard.scheduler.start_round()
+    group.add(shard.log(2).append(batch([b"b"])))
+    group.close()
+    shard.pump()
+    assert ended == [(1, 1)]

@@ -26,8 +26,8 @@ class Owner:
         self.writer = BatchWriter(0)
         self.batches: list[bytearray] = []
 
-    def open_writer(self, target: Target) -> BatchWriter:
-        return self.writer
+    def open_batch(self, target: Target) -> "Owner":
+        return self
 
     def seal(self) -> None:
         self.batches.append(self.writer.finish())

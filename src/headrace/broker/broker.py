@@ -155,6 +155,7 @@ class Broker:
             self.catalog,
             self.streams,
             shard,
+            self.appender,
             self.spill,
             self.coordination.producers,
             self.users,

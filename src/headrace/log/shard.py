@@ -377,10 +377,6 @@ class Shard:
     def group(self) -> AtomicGroup:
         return AtomicGroup(self.staging, self.journal.capacity // 2)
 
-    def begin_round(self) -> None:
-        """Start a round now rather than in the next event-loop iteration: the caller knows that nothing more comes."""
-        self.scheduler.start_round()
-
     def on_drain(self, callback: Callable[[], object]) -> None:
         self.scheduler.on_drain(callback)
 

@@ -127,7 +127,7 @@ async def test_a_delayed_message_with_a_strange_cc_does_not_hold_back_the_others
     queue = await delayed(host, b"1")
     strange = Message("x", "", edit(b"\0\0", headers={"CC": 5}), b"0")
     log = host.delays._logs["x"]
-    log.view.open_writer().append(b"", strange.body, (*strange.record_headers(), (DUE_HEADER, bytes(8))), 0)
+    log.view.open_batch().writer.append(b"", strange.body, (*strange.record_headers(), (DUE_HEADER, bytes(8))), 0)
     await host.flushes.wait_all_durable()
     log.index_new()
     pass_time(broker)

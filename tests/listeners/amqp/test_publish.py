@@ -342,7 +342,7 @@ def one_flush(running: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 
 def pending(running: Running, *queues: str) -> tuple[int, ...]:
-    return tuple(running.queue(queue).view.pending.records for queue in queues)
+    return tuple(running.queue(queue).view.pending_records for queue in queues)
 
 
 @pytest.mark.parametrize("properties", [b"\0\0", encode_properties({"expiration": "3600000"})])

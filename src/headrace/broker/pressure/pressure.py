@@ -167,7 +167,7 @@ class Pressure:
         """Whether clients that publish without waiting (AMQP) should no longer be read.
 
         They stop at a quarter of the limit: whatever their sockets hold already still comes."""
-        return self._shard.pending_bytes > self.limits.pending_bytes // STREAMING_PART
+        return self._shard.staging.pending_bytes > self.limits.pending_bytes // STREAMING_PART
 
     def on_drain(self, callback: Callable[[], object]) -> None:
         """Call back once, when the pending bytes are on disk."""

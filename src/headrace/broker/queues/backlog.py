@@ -34,11 +34,11 @@ class Backlog:
     @property
     def pending(self) -> int:
         """Messages published and not readable yet."""
-        return sum(view.pending.records for view in self.views)
+        return sum(view.pending_records for view in self.views)
 
     @property
     def is_empty(self) -> bool:
-        return not any(view.has_ready or view.out or view.pending.records for view in self.views)
+        return not any(view.has_ready or view.out or view.pending_records for view in self.views)
 
     def view_for(self, message: Message) -> View:
         """The view of the message's priority."""
@@ -167,7 +167,7 @@ class Backlog:
         self.is_closed = True
         for view in self.views:
             view.release_waiters()
-            view.take_batches()
+            view.take_batch()
 
 
 def _load_head(view: View) -> None:

@@ -9,7 +9,7 @@ ends.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +18,7 @@ import msgspec
 from headrace.broker.cooperative import YieldEvery
 from headrace.broker.queues.dead_lettering import routing_keys
 from headrace.broker.queues.flush import FlushCoordinator
+from headrace.broker.queues.publish_batch import PublishBatch
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.view import View
 from headrace.broker.routing.exchanges import Exchange
@@ -25,7 +26,6 @@ from headrace.broker.routing.router import Routing
 from headrace.broker.streams.browse import READY, BrowsedMessage, Gap, browse, has_text, state_of, unserved
 from headrace.broker.streams.decode import Decoder
 from headrace.broker.types.message import Message, from_record
-from headrace.broker.types.publish_tracker import PublishTracker
 from headrace.clock import Clock
 from headrace.errors import HeadraceError, InvalidInput, LimitReached, NotFound
 from headrace.log.shard import Shard
@@ -251,7 +251,7 @@ class DeadLetterBrowser:
             limit=limit,
             bytes_max=BATCH_BYTES,
             wanted=lambda record: record.offset < until and state_of(view, record.offset) == READY,
-            aborted=view.aborted(),
+            aborted=view.reader.aborted(),
             gaps=gaps,
         )
         unread += (Unread(view.level, gap) for gap in gaps)
@@ -391,12 +391,12 @@ class DeadLetterBrowser:
             began = clock.monotonic()
             page = await self._look(view, offset, until, share, unread)
             offset = max(page.next_offset, offset + 1)
-            tracker, flushes = PublishTracker(), queue.vhost.flushes
-            with flushes.tracking(tracker):
+            flushes = queue.vhost.flushes
+            with flushes.collecting() as batches:
                 moved = self._move_some(replay, queue, view, page.records)
             # By callback: durable moves are counted even if the replay is stopped while it waits for them.
-            flushes.after(partial(_count, replay, moved, tracker))
-            await flushes.wait_stored(tracker)
+            flushes.after(partial(_count, replay, moved, batches))
+            await flushes.wait_stored(batches)
             if clock.monotonic() - saved_at > SAVE_EVERY_S:
                 saved_at = clock.monotonic()
                 await self._save(replay)
@@ -454,6 +454,6 @@ class DeadLetterBrowser:
         await group.commit()
 
 
-def _count(replay: Replay, moved: int, tracker: PublishTracker, error: HeadraceError | None) -> None:
-    if tracker.outcome(error) is None:
+def _count(replay: Replay, moved: int, batches: Collection[PublishBatch], _error: object) -> None:
+    if all(batch.error is None for batch in batches):
         replay.moved += moved

@@ -88,7 +88,7 @@ class DeadLetterOutbox:
 
     def reject(self, view: View, offset: int, reason: str) -> None:
         """Dead-letter a rejected message now or, after too many in this iteration, later."""
-        if self._vhost.flushes.in_atomic:  # a transaction: all of it must happen now
+        if self._vhost.flushes.atomic.depth:  # a transaction: all of it must happen now
             self._dead_letter(view, offset, reason)
             return
         self._deferred.call_soon(self._move_rejected)  # resets the number for the next iteration

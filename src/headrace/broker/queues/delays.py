@@ -105,7 +105,7 @@ class DelayLog(Generic[Q]):
         return len(self._index) + len(self._due)
 
     def add(self, message: Message, due_ms: int, now_ms: int, keys: Sequence[str]) -> None:
-        writer = self.view.open_writer()
+        writer = self.view.open_batch().writer
         further = msgspec.msgpack.encode([to_bytes(key) for key in keys[1:]])
         headers = (*message.record_headers(), (DUE_HEADER, due_ms.to_bytes(8, "big")), (KEYS_HEADER, further))
         writer.append(message.key, message.body, headers, now_ms)
@@ -225,7 +225,7 @@ class DelayLog(Generic[Q]):
         self.is_closed = True
         if self._timer is not None:
             self._timer.cancel()
-        self.view.take_batches()  # discards them
+        self.view.take_batch()  # discards them
         self._flushes.forget(self.view)
 
 

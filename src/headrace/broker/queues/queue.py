@@ -14,15 +14,14 @@ from headrace.broker.queues.dispatch_schedule import DispatchSchedule
 from headrace.broker.queues.dispatcher import Dispatcher
 from headrace.broker.queues.lifetime import Lifetime
 from headrace.broker.queues.limits import QueueLimits
+from headrace.broker.queues.publish_batch import PublishBatch, Target
 from headrace.broker.queues.queue_arguments import REJECT_DLX, STREAM, QueueArguments
 from headrace.broker.queues.queue_counts import QueueCounts
 from headrace.broker.queues.vhost_services import VhostServices
 from headrace.broker.queues.view import View, ViewEvents
 from headrace.broker.types.message import Message
-from headrace.broker.types.publish_tracker import Target
 from headrace.broker.types.range_set import RangeSet
 from headrace.errors import ExclusiveUse
-from headrace.record.codec import BatchWriter
 from headrace.record.layout import SEAL_BYTES
 
 
@@ -120,17 +119,12 @@ class Queue:
 
     # Publishing.
 
-    def open_writer(self, target: Target | None = None) -> BatchWriter:
-        """For the fast path: the scanner appends messages to the writer without examining them."""
-        writer = self.views[-1].open_writer(target)
+    def open_batch(self, target: Target | None = None) -> PublishBatch:
+        """For the fast path: the scanner appends messages to the batch's writer without examining them."""
         policy = self.policy
         if policy.length_max is not None or policy.ttl_ms is not None:
             self.limits.check_after_flush()
-        return writer
-
-    def seal(self) -> None:
-        """Finish the batch: the scanner has filled it."""
-        self.views[-1].pending.seal()
+        return self.views[-1].open_batch(target)
 
     def publish(self, message: Message, timestamp_ms: int) -> bool:
         """Append one message; False if the queue is full and refuses it."""
@@ -138,10 +132,10 @@ class Queue:
             if self.policy.overflow == REJECT_DLX:
                 self.vhost.dead_letters.publish_copy(self, message, "maxlen", timestamp_ms)
             return False
-        view = self.backlog.view_for(message)
-        writer = view.open_writer()
+        batch = self.backlog.view_for(message).open_batch()
+        writer = batch.writer
         if writer.size > SEAL_BYTES:
-            view.pending.seal()
+            batch.seal()
         writer.append(message.key, message.body, message.record_headers(), timestamp_ms)
         self.limits.published(message)
         return True

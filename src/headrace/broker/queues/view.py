@@ -11,14 +11,12 @@ from typing import Any, NamedTuple
 
 from headrace.broker.queues.delivery_counts import DeliveryCounts
 from headrace.broker.queues.flush import FlushCoordinator
-from headrace.broker.queues.pending_batches import PendingBatches
+from headrace.broker.queues.publish_batch import PublishBatch, Target
 from headrace.broker.queues.view_reader import Run, ViewReader
 from headrace.broker.queues.view_state import Delta, decode_settles
 from headrace.broker.streams.partition import Partition
 from headrace.broker.types.aborted_ranges import Aborts
-from headrace.broker.types.publish_tracker import PublishTracker, Target
 from headrace.broker.types.range_set import RangeSet
-from headrace.record.codec import BatchWriter
 from headrace.record.layout import MAX_OFFSET
 
 RESERVE_MIN = 1024
@@ -50,11 +48,10 @@ class View:
         saved: bytes | None = None,
         level: int = 0,
         compression: int = 0,
-        aborted: Callable[[], Aborts] = Aborts,
+        aborted: Callable[[], Aborts] = Aborts,  # transactions of Kafka producers: their records are no messages
     ) -> None:
         self.log = log
         self.events = events
-        self.aborted = aborted  # aborted transactions of Kafka producers: their records are no messages
         self.key = key  # in the state table
         self.durable = durable
         self.level = level  # priority
@@ -75,8 +72,9 @@ class View:
         self._moving = RangeSet()  # settled together with a publish elsewhere, and undone if that is refused
         self._leaving = RangeSet()  # of a log in memory: moving and not yet known to be stored elsewhere
         self.reader = ViewReader(log, aborted)
-        self.pending = PendingBatches(compression)
-        self.trackers: set[PublishTracker] = set()  # of the batches that wait for the next flush
+        self._compression = compression
+        self.batch: PublishBatch | None = None  # waits for the next flush
+        self.in_flight: list[PublishBatch] = []  # of flushes that have not ended
 
     @property
     def partition(self) -> Partition:
@@ -90,10 +88,6 @@ class View:
         """Every offset below is settled."""
         first = self.settled.first()
         return first[1] if first is not None and first[0] == 0 else 0
-
-    def unsettled_from(self) -> int:
-        """`low` as a method: the log calls it before it deletes segments."""
-        return self.low
 
     @property
     def ready(self) -> int:
@@ -118,26 +112,32 @@ class View:
 
     # Writing.
 
-    def open_writer(self, target: Target | None = None) -> BatchWriter:
-        """The writer of the current batch, valid until the next flush. A target that caches it is reset then."""
-        pending, flushes = self.pending, self._flushes
-        writer = pending.writer
-        if writer is None:
-            writer = pending.new_writer()
+    def open_batch(self, target: Target | None = None) -> PublishBatch:
+        """The batch that waits for the next flush. A target that caches its writer is reset then."""
+        batch, flushes = self.batch, self._flushes
+        if batch is None:
+            batch = self.batch = PublishBatch(self._compression, durable=self.durable)
             flushes.mark_dirty(self)
-        elif flushes.in_atomic:
+        elif flushes.atomic.depth:
             flushes.join_atomic_group(self)
         if target is not None:
-            pending.targets.append(target)
-        tracker = flushes.tracker
-        if tracker is not None:
-            self.trackers.add(tracker)
-            tracker.add(target, durable=self.durable)
-        return writer
+            batch.targets.append(target)
+        elif flushes.opened is not None:
+            flushes.opened.add(batch)
+        return batch
 
-    def take_batches(self) -> list[bytearray]:
-        self.trackers.clear()
-        return self.pending.take()
+    def take_batch(self) -> PublishBatch | None:
+        """The closed batch, if anything was published since the last call."""
+        batch, self.batch = self.batch, None
+        if batch is not None:
+            batch.close()
+        return batch
+
+    @property
+    def pending_records(self) -> int:
+        """Records that wait for a flush or are being stored."""
+        waiting = self.batch.open_records if self.batch is not None else 0
+        return waiting + sum(batch.unstored_records for batch in self.in_flight)
 
     # Choosing what to deliver.
 
@@ -230,7 +230,7 @@ class View:
     def settle(self, start: int, end: int) -> None:
         if not self.settled.add(start, end):
             return
-        if self._flushes.in_atomic:
+        if self._flushes.atomic.depth:
             self._flushes.settle_in_atomic(self, start, end)
         else:
             self.settle_for_good(start, end)

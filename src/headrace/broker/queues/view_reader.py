@@ -39,7 +39,7 @@ class ViewReader:
 
     def __init__(self, log: Any, aborted: Callable[[], Aborts]) -> None:
         self._log = log
-        self._aborted = aborted
+        self.aborted = aborted
         self._chunk: Any = None
         self._is_folded = False  # the chunk has compressed batches
         self._ahead: dict[int, Record] = {}  # every record of the chunk within _ahead_range
@@ -100,7 +100,7 @@ class ViewReader:
         """The chunk without records of open and aborted transactions."""
         if chunk.next_offset > self._log.stable_end:
             chunk = chunk._replace(next_offset=self._log.stable_end)  # read again when the transaction has ended
-        aborted = self._aborted()
+        aborted = self.aborted()
         return without_aborted(chunk, aborted) if aborted else chunk
 
     def records(self, run: Run, count_max: int) -> tuple[list[Record], int]:

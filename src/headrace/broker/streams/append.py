@@ -1,16 +1,17 @@
-"""The entry point for appends: batches from clients enter a stream through `Appender`, and nowhere else.
+"""The entry point for appends: every batch enters a stream or a queue through `Appender`, and nowhere else.
 
-It checks them against the stream's rules, rewrites them where the settings demand it (compression, append time),
-checks producer ids and transactions, applies back-pressure, and stages them in the log. Kafka, HTTP and Spark sinks
-use it. The compiled Kafka path appends a batch itself only if `AppendRules.is_plain` says that there is nothing to
-rewrite and the batch is an ordinary one; everything unusual comes here.
+It checks batches against the stream's rules, rewrites them where the settings demand it (compression, append time),
+checks producer ids and transactions, applies back-pressure, and stages them in the log. Kafka, HTTP, Spark sinks and
+the flush of the queues (AMQP publishes, dead letters, delayed messages) use it. The compiled Kafka path appends a batch
+itself only if `AppendRules.is_plain` says that there is nothing to rewrite and the batch is an ordinary one; everything
+unusual comes here. Only the markers that end transactions are written elsewhere: no client sends them.
 
 Rejections are exceptions of headrace.errors; each listener maps their types to its protocol's codes.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from headrace.broker.streams import publish as publishing
 from headrace.broker.streams.partition import Partition
@@ -20,12 +21,14 @@ from headrace.errors import (
     AppendTimeReserved,
     ControlBatchRefused,
     CorruptBatch,
+    HeadraceError,
     InvalidProducerBatch,
     TransactionalIdRequired,
 )
 from headrace.log.commit.atomic_group import AtomicGroup
-from headrace.log.commit.round import Ticket
+from headrace.log.commit.round import Ticket, TicketGroup
 from headrace.log.log import Log
+from headrace.log.memory.memory_log import MemoryLog
 from headrace.log.shard import Shard
 from headrace.record import codec
 from headrace.record.batch.append_time import stamp_append_time
@@ -68,6 +71,21 @@ class Sender(NamedTuple):
 
 
 NO_TRANSACTION = Sender()
+
+
+class Published(Protocol):
+    """A batch that a queue has built from messages, see queues/publish_batch.py."""
+
+    buffers: list[bytearray]
+    tickets: list[Ticket | None]
+    error: HeadraceError | None
+
+
+class HasLog(Protocol):
+    """A view of a log."""
+
+    @property
+    def log(self) -> Any: ...
 
 
 class Appended(NamedTuple):
@@ -173,11 +191,35 @@ class Appender:
             await asyncio.sleep(delay_s)
         return await publishing.publish(self._shard, stream, prepared)
 
-    # Batches that become durable together with other changes (Spark sinks).
+    # Batches that queues built from messages. The listener has authorized and throttled the publishers, and the broker
+    # has written the records: only the log itself can refuse them.
 
     @staticmethod
-    def stage_in(group: AtomicGroup, log: Log, data: bytearray, infos: list[BatchInfo]) -> Ticket:
-        """Stage batches in a group of changes; the caller commits the group."""
+    def append_published(published: Iterable[tuple[HasLog, Published]], tickets: TicketGroup) -> None:
+        """Stage everything that one flush has taken from the queues. A batch that is refused at once has its error."""
+        for view, batch in published:
+            log = view.log
+            for data in batch.buffers:
+                try:
+                    ticket = log.append(data)
+                except HeadraceError as error:
+                    batch.tickets.append(None)
+                    batch.error = error
+                else:
+                    batch.tickets.append(ticket)
+                    tickets.add(ticket)
+
+    @staticmethod
+    def append_transient(log: MemoryLog, data: bytearray) -> None:
+        """Append a batch of a queue in memory; its messages are readable on return."""
+        log.append(data)
+
+    # Batches that become durable together with other changes (Spark sinks, dead letters, AMQP transactions).
+
+    @staticmethod
+    def stage_in(group: AtomicGroup, log: Log, data: bytearray, infos: Sequence[BatchInfo] = ()) -> Ticket:
+        """Stage batches in a group of changes; the caller commits the group. Batches that the broker has built need no
+        infos."""
         check_anonymous(infos)
         return group.append(log, data, infos)
 

@@ -5,7 +5,6 @@ from typing import Protocol
 
 from headrace.broker.routing.exchanges import Exchange
 from headrace.broker.types.message import Message
-from headrace.broker.types.publish_tracker import PublishTracker
 from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.errors import AccessRefused
 
@@ -31,14 +30,13 @@ async def publish_message(host: VirtualHost, pressure: Admission, message: Messa
     pressure.check()
     now_ms = host.clock.now_ms()
     exchange = _exchange(host, message, keys)
-    tracker = PublishTracker()
-    with host.flushes.tracking(tracker):
+    with host.flushes.collecting() as batches:
         routed = host.delays.route(exchange, message, now_ms, keys)
         accepted = len(routed.waits_in) + sum(queue.publish(message, now_ms) for queue in routed.queues)
     exchange.counts.published += 1
     exchange.counts.routed += len(routed.queues)
     exchange.counts.dropped += not routed.queues and not routed.waits_in
     host.flushes.flush_memory()
-    if tracker.stores:
-        await host.flushes.wait_stored(tracker)
+    if any(batch.durable for batch in batches):
+        await host.flushes.wait_stored(batches)
     return accepted

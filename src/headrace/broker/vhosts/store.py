@@ -243,7 +243,7 @@ class QueueStore:
                 aborted=partial(self._producers.aborted, partition.log_id),
             )
             if is_settled:
-                log.unsettled_from = view.unsettled_from
+                log.unsettled_from = partial(getattr, view, "low")  # asked before segments are deleted
             views.append(view)
         return views
 

@@ -16,6 +16,7 @@ from headrace.broker.queues.queue_arguments import QueueArguments
 from headrace.broker.queues.stream_queue import StreamQueue
 from headrace.broker.queues.view import View
 from headrace.broker.queues.view_state import SETTLE_TABLE
+from headrace.broker.streams.append import Appender
 from headrace.broker.streams.streams import Stream, Streams
 from headrace.broker.transactions.producers import Producers
 from headrace.broker.types.vhost_names import CATALOG_KIND, DEFAULT
@@ -54,6 +55,7 @@ class VirtualHosts:
         catalog: Catalog,
         streams: Streams,
         shard: Shard,
+        appender: Appender,
         spill: Spill,
         producers: Producers,
         users: VhostUsers,
@@ -70,7 +72,7 @@ class VirtualHosts:
         self._deleted_queues = deleted_queues
         self._clock = clock
         self._bindings_max = bindings_max
-        self.flushes = FlushCoordinator(shard)
+        self.flushes = FlushCoordinator(shard, appender)
         self.store = QueueStore(catalog, streams, shard, self.flushes, producers, spill)
         self._hosts: dict[str, VirtualHost] = {}
         self._watchers: list[Callable[[str], None]] = []

@@ -6,10 +6,8 @@ flush, and confirmed when that flush is on stable storage.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol, cast
+from typing import Protocol
 
-from headrace.broker.queues.queue import Queue
-from headrace.broker.types.publish_tracker import PartialFlush, PublishTracker
 from headrace.errors import HeadraceError
 from headrace.listeners.amqp.context import ListenerContext
 from headrace.listeners.amqp.counts import ChannelCounts
@@ -50,19 +48,11 @@ class ChannelConfirms:
     def close(self) -> None:
         self._is_open = False
 
-    def stored(self, sequence: int) -> None:
-        """A flush is stored that holds every publish up to this one."""
-        self.flushes_pending -= 1
-        self.ack_to(sequence)
-
-    def failed(self, sequence: int, runs: Runs, error: HeadraceError) -> None:
-        """A flush failed. Of the unanswered publishes up to this one none was stored, or only those of some queues."""
-        self.flushes_pending -= 1
-        if not isinstance(error, PartialFlush):
-            self._nack_to(sequence)
-            return
-        for last, target in runs.ends(sequence):
-            is_stored = target is not None and error.is_stored_in(cast("list[Queue]", target.owners))
+    def failed(self, sequence: int, runs: Runs) -> None:
+        """A flush in which something was refused. Each of the unanswered publishes up to this one was stored if none
+        of its batches was refused."""
+        for last, batches in runs.ends(sequence):
+            is_stored = batches is not None and all(batch.error is None for batch in batches)
             (self.ack_to if is_stored else self._nack_to)(last)
 
     def ack_to(self, sequence: int) -> None:
@@ -102,16 +92,12 @@ class HasConfirms(Protocol):
     def confirms(self) -> ChannelConfirms | None: ...
 
 
-# Publishes of one channel that wait for a flush: up to which sequence number, and which targets they went to.
+# Publishes of one channel that wait for a flush: up to which sequence number, and which batches they went to.
 Unconfirmed = tuple[ChannelConfirms, int, Runs]
 
 
 class PublisherConfirms:
-    """The publishes of one connection on their way to stable storage.
-
-    The connection sets `flushes.tracker` to `tracker` while it reads, so that the outcome of a flush for its own
-    publishes can be told from that of all others. A tracker is replaced whenever a confirm depends on its outcome.
-    """
+    """The publishes of one connection on their way to stable storage."""
 
     def __init__(
         self,
@@ -120,10 +106,8 @@ class PublisherConfirms:
         transport: AmqpTransport,
         context: ListenerContext,
     ) -> None:
-        self.tracker = PublishTracker()
         self.flushes_pending = 0
-        self.broker = context.broker
-        self._tracker_flush = 0  # value of flush_count when the tracker was made
+        self._pressure = context.broker.pressure
         self._flushes = context.flushes
         self._stats = context.stats
         self._scanner = scanner
@@ -133,28 +117,6 @@ class PublisherConfirms:
 
     def after_publishes(self, published: list[ChannelState]) -> None:
         """Registers what the scanner has read with the next flush. Called once per buffer from the socket."""
-        size = self._count()
-        unconfirmed, is_durable, has_reply = self._collect(published)
-        if is_durable or unconfirmed:
-            self._await_flush(unconfirmed, is_durable)
-        if not has_reply and size < QUICK_ACK_BYTES_MAX:
-            self._transport.acknowledge_now()
-        # Where no confirm depends on it, one tracker per flush is enough.
-        if unconfirmed or self._tracker_flush != self._flushes.flush_count:
-            self._replace_tracker()
-
-    def _count(self) -> int:
-        """Updates the statistics; returns the size of the bodies since the last call."""
-        scanner, stats = self._scanner, self._stats
-        messages, size = scanner.messages, scanner.bytes
-        stats.messages_in += messages - self._messages_seen
-        stats.bytes_in += size - self._bytes_seen
-        grown, self._messages_seen, self._bytes_seen = size - self._bytes_seen, messages, size
-        return grown
-
-    def _collect(self, published: list[ChannelState]) -> tuple[list[Unconfirmed], bool, bool]:
-        """(publishes that wait for a flush, whether any goes to disk, whether any is answered by a confirm).
-        Confirms at once where nothing goes to disk and no earlier confirm is pending."""
         unconfirmed: list[Unconfirmed] = []
         is_durable = has_reply = False
         for state in published:
@@ -168,38 +130,31 @@ class PublisherConfirms:
                 if touched_disk or confirms.flushes_pending:
                     confirms.flushes_pending += 1
                     unconfirmed.append((confirms, state.sequence, state.take_runs()))
-                else:
+                else:  # nothing goes to disk, and no earlier confirm is pending
                     confirms.ack_to(state.sequence)
                     state.take_runs()
             if touched_disk:
                 is_durable = True
                 state.touched_disk = False
-        return unconfirmed, is_durable, has_reply
+        scanner, stats = self._scanner, self._stats
+        size = scanner.bytes - self._bytes_seen
+        stats.messages_in += scanner.messages - self._messages_seen
+        stats.bytes_in += size
+        self._messages_seen, self._bytes_seen = scanner.messages, scanner.bytes
+        if is_durable or unconfirmed:
+            self.flushes_pending += 1
+            self._flushes.after(partial(self._flushed, unconfirmed))
+            if self._pressure.must_pause_reading:
+                self._transport.hold_reading(DISK, True)
+                self._pressure.on_drain(partial(self._transport.hold_reading, DISK, False))
+        if not has_reply and size < QUICK_ACK_BYTES_MAX:
+            self._transport.acknowledge_now()
 
-    def _await_flush(self, unconfirmed: list[Unconfirmed], is_durable: bool) -> None:
-        self.flushes_pending += 1
-        self.tracker.stores |= is_durable
-        self._flushes.after(partial(self._flushed, unconfirmed, self.tracker if is_durable else None))
-        if self.broker.pressure.must_pause_reading:
-            self._transport.hold_reading(DISK, True)
-            self.broker.pressure.on_drain(partial(self._transport.hold_reading, DISK, False))
-
-    def _flushed(
-        self, unconfirmed: list[Unconfirmed], tracker: PublishTracker | None, error: HeadraceError | None
-    ) -> None:
-        """Without a tracker these publishes went to memory only and waited for earlier confirms of their channels,
-        which have had their own outcome."""
+    def _flushed(self, unconfirmed: list[Unconfirmed], error: HeadraceError | None) -> None:
         self.flushes_pending -= 1
-        failure = tracker.outcome(error) if tracker is not None else None
         for confirms, sequence, runs in unconfirmed:
-            if failure is not None:
-                confirms.failed(sequence, runs, failure)
+            confirms.flushes_pending -= 1
+            if error is None:
+                confirms.ack_to(sequence)
             else:
-                confirms.stored(sequence)
-
-    def _replace_tracker(self) -> None:
-        """Later publishes get an outcome of their own."""
-        tracker, self.tracker, self._tracker_flush = self.tracker, PublishTracker(), self._flushes.flush_count
-        tracker.detach()
-        if self._flushes.tracker is tracker:
-            self._flushes.tracker = self.tracker
+                confirms.failed(sequence, runs)

@@ -123,10 +123,13 @@ class Connection(asyncio.Protocol):
             data = self._read_header(data)
         if self.stage in (Stage.HEADER, Stage.CLOSED) or not data:
             return
-        flushes = self._flushes
-        tracker, flushes.tracker = flushes.tracker, self._confirms.tracker
+        now_ms = self.context.clock.now_ms()
         try:
-            used = self._feed(data)
+            # Not one by one during the handshake: its handlers stop the scan for reasons that _feed_frames ignores.
+            if not self._flushes.refusing or self.stage in handshake.EXPECTED:
+                used = self.scanner.feed(data, now_ms)
+            else:
+                used = self._feed_frames(data, now_ms)
         except ProtocolError as error:
             self.after_feed()
             self.close(*reply(error), error.class_id, error.method_id)
@@ -135,19 +138,13 @@ class Connection(asyncio.Protocol):
             self.after_feed()
             self.close(*reply(error))
             return
-        finally:
-            flushes.tracker = tracker
         self._unprocessed = data[used:] if used < len(data) else b""
         self.after_feed()
         self._flow.received(self, len(data))
 
-    def _feed(self, data: bytes) -> int:
-        """Returns the number of bytes used. While the log of any queue refuses writes, feeds one frame at a time, so
-        that the outcome of each publish is known separately."""
-        now_ms = self.context.clock.now_ms()
-        # Not during the handshake: its handlers stop the scan for reasons that the loop below does not know.
-        if not self._flushes.refusing or self.stage in handshake.EXPECTED:
-            return self.scanner.feed(data, now_ms)
+    def _feed_frames(self, data: bytes, now_ms: int) -> int:
+        """Like Scanner.feed, one frame at a time. While the log of any queue refuses writes, each publish is registered
+        with the flush separately."""
         used, left = 0, memoryview(data)
         while step := self.scanner.feed(left[: protocol.frame_size(left)], now_ms):
             used += step
@@ -197,7 +194,8 @@ class Connection(asyncio.Protocol):
         published = self.scanner.take_published()
         if published:
             self._confirms.after_publishes(published)
-            self._flow.published(self)
+            if self not in self._flow.publishers:
+                self._flow.published(self)
 
     async def flushed(self) -> None:
         """Waits until everything that this connection has published is visible in the queues."""

@@ -18,7 +18,6 @@ from headrace.wire.amqp.scan import Target
 
 MANDATORY, IMMEDIATE = 1, 2
 REPLY_KEY = PREFIX.encode()
-NOWHERE = Target((), slow=True, durable=False)  # no queue that could refuse the message
 
 
 def _exchange(session: Session, name: str) -> Exchange:
@@ -100,14 +99,22 @@ def route_message(channel: Channel, method: bytes, properties: bytes, body: byte
     _reply_address(channel, found)
     now_ms = context.clock.now_ms()
     if not exchange_name and key.startswith(PREFIX):
-        channel.state.went_to(NOWHERE)
+        channel.state.went_to(())
         exchange.counts.published += 1
         if not context.replies.deliver(found):
             _unroutable(channel, exchange, found, is_mandatory=bool(bits & MANDATORY))
         return True
-    queues, waits_in = session.vhost.delays.route(exchange, found, now_ms, keys)
-    if not waits_in:
-        channel.state.went_to(Target(queues, slow=True, durable=False))
+    flushes = context.flushes
+    outer = flushes.opened
+    if channel.confirms is not None:
+        flushes.opened = set()
+    try:
+        queues, waits_in = session.vhost.delays.route(exchange, found, now_ms, keys)
+        accepted = [queue.publish(found, now_ms) for queue in queues]
+        if channel.confirms is not None and flushes.opened is not None:
+            channel.state.went_to(flushes.opened)
+    finally:
+        flushes.opened = outer
     if any(delaying.durable for delaying in waits_in) or any(is_disk(queue) for queue in queues):
         channel.state.touched_disk = True
     exchange.counts.published += 1
@@ -116,7 +123,6 @@ def route_message(channel: Channel, method: bytes, properties: bytes, body: byte
         if not waits_in:
             _unroutable(channel, exchange, found, is_mandatory=bool(bits & MANDATORY))
         return True
-    accepted = [queue.publish(found, now_ms) for queue in queues]
     if not all(accepted) and channel.confirms is not None:
         channel.confirms.nack(channel.state.sequence)
     context.stats.messages_in += 1

@@ -79,7 +79,7 @@ class Flow(Buffers):
         self.pressure = pressure
         self._connections = connections
         self._slows = slows  # by pausing reads; the Kafka listener sends throttle times instead
-        self._publishers: set[Client] = set()
+        self.publishers: set[Client] = set()
         self._slowed: dict[Client, asyncio.TimerHandle] = {}
         self._blocked_reason: str | None = pressure.paused_because
         self._loop = asyncio.get_running_loop()
@@ -102,8 +102,8 @@ class Flow(Buffers):
     # Publishers.
 
     def published(self, client: Client) -> None:
-        if client not in self._publishers:
-            self._publishers.add(client)
+        if client not in self.publishers:
+            self.publishers.add(client)
             if self._blocked_reason is not None:
                 client.tell_blocked(self._blocked_reason)
                 client.hold_reading(ALARM, True)
@@ -116,7 +116,7 @@ class Flow(Buffers):
         if self._blocked_reason is not None:
             if client.is_sending:
                 self.published(client)
-        elif self._slows and self.pressure.verdict.level and client in self._publishers:
+        elif self._slows and self.pressure.verdict.level and client in self.publishers:
             self._slow(client, self.pressure.delay_s(size))
 
     def hold_large(self, held: bool) -> None:
@@ -141,7 +141,7 @@ class Flow(Buffers):
         if (verdict.paused_by is None) == (self._blocked_reason is None):
             return  # clients that are blocked because of memory need no second notification about the disk
         self._blocked_reason = self.pressure.paused_because
-        for client in list(self._publishers):
+        for client in list(self.publishers):
             client.tell_blocked(self._blocked_reason)
             client.hold_reading(ALARM, self._blocked_reason is not None)
         self._stop_polling()
@@ -152,7 +152,7 @@ class Flow(Buffers):
     def _close_disconnected(self) -> None:
         """Finds clients that disconnected while their socket is not read. They would keep their queues and buffers
         until the alarm ends, which may be what the alarm waits for."""
-        held = {client.fileno(): client for client in self._publishers}
+        held = {client.fileno(): client for client in self.publishers}
         poller = select.poll()
         for number in held:
             if number >= 0:
@@ -170,7 +170,7 @@ class Flow(Buffers):
             self._poll = None
 
     def forget(self, client: Client) -> None:
-        self._publishers.discard(client)
+        self.publishers.discard(client)
         timer = self._slowed.pop(client, None)
         if timer is not None:
             timer.cancel()
@@ -180,7 +180,7 @@ class Flow(Buffers):
         for timer in self._slowed.values():
             timer.cancel()
         self._slowed.clear()
-        self._publishers.clear()
+        self.publishers.clear()
 
 
 def _unread_bytes(number: int) -> int:

@@ -13,6 +13,15 @@ cdef class Ticket:
     cdef int call_all(self, first, list more) except -1
 
 
+cdef class TicketGroup:
+    cdef object _callback
+    cdef Py_ssize_t _unresolved
+    cdef readonly bint has_errors
+
+    cpdef object add(self, Ticket ticket)
+    cpdef object close(self)
+
+
 cdef class LogEnd:
     cdef readonly str slug
     cdef public long long id, start_offset, next_offset, visible_end, durable_end, unflushed_bytes

@@ -82,6 +82,29 @@ cdef class Ticket:
         return self
 
 
+cdef class TicketGroup:
+    """Calls back once, when every ticket that was added has been resolved. The tickets need not be of one round."""
+
+    def __init__(self, callback):
+        self._callback = callback
+        self._unresolved = 1  # until `close`: a ticket may be resolved at once
+
+    cpdef object add(self, Ticket ticket):
+        self._unresolved += 1
+        ticket.add_callback(self)
+
+    def __call__(self, Ticket ticket not None):
+        if ticket.error is not None:
+            self.has_errors = True
+        self.close()
+
+    cpdef object close(self):
+        """No more tickets are added."""
+        self._unresolved -= 1
+        if self._unresolved == 0:
+            self._callback()
+
+
 cdef class LogEnd:
     """The end of a log that appends go to: the part of Log that the commit path uses. The rest is in log.py."""
 

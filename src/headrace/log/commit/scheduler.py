@@ -86,6 +86,8 @@ class RoundScheduler:
     # The course of a round.
 
     def start_round(self) -> None:
+        """Called in the event-loop iteration after the first append, or at once by a caller that knows that nothing
+        more comes."""
         staging = self._staging
         staging.is_scheduled = False
         is_blocked = self.state is not RoundState.IDLE or self._is_moving_starts or self._status.failure is not None

@@ -5,7 +5,8 @@ from headrace.wire.amqp.tags cimport TagRing
 
 cdef class Target:
     cdef readonly list owners
-    cdef list writers
+    cdef list writers           # of the batches; None until the target is opened
+    cdef list batches
     cdef readonly bint slow
     cdef readonly bint durable
     cdef PublishCounts counts
@@ -14,12 +15,12 @@ cdef class Target:
 
 
 cdef class Runs:
-    cdef list targets
+    cdef list batches
     cdef object last
     cdef uint64_t* firsts
     cdef Py_ssize_t capacity
 
-    cdef int begin(self, uint64_t sequence, target) except -1
+    cdef int begin(self, uint64_t sequence, batches) except -1
 
 
 cdef class ChannelState:

@@ -1,5 +1,5 @@
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
 
 from typing_extensions import Buffer
 
@@ -7,16 +7,21 @@ from headrace.publish_counts import PublishCounts
 from headrace.record.codec import BatchWriter
 from headrace.wire.amqp.tags import TagRing
 
+class Batch(Protocol):
+    """An open batch of a queue. The scanner appends to its writer until the batch calls target.reset()."""
+
+    @property
+    def writer(self) -> BatchWriter: ...
+    def seal(self) -> None:
+        """Finishes a buffer that has grown past SEAL_BYTES. The writer stays valid and starts a new buffer."""
+
 class Owner(Protocol):
     """A queue as the scanner sees it: the one place where the wire layer calls the broker.
 
     Called in the event loop's thread, in the order of the received bytes.
     """
 
-    def open_writer(self, target: Target, /) -> BatchWriter:
-        """The writer of the queue's open batch. The scanner appends to it until the owner calls target.reset()."""
-    def seal(self) -> None:
-        """Closes the open batch, which has grown past SEAL_BYTES. The writer stays valid and starts a new batch."""
+    def open_batch(self, target: Target, /) -> Batch: ...
 
 class Events(Protocol):
     """Callbacks of the scanner, in the order of the received bytes. True from a callback stops the scan after it."""
@@ -42,7 +47,7 @@ class Target:
     def reset(self) -> None: ...
 
 class Runs:
-    def ends(self, sequence: int) -> list[tuple[int, Target | None]]: ...
+    def ends(self, sequence: int) -> list[tuple[int, Collection[Any] | None]]: ...
 
 class ChannelState:
     number: int
@@ -58,7 +63,7 @@ class ChannelState:
     @property
     def dropped(self) -> int: ...
     def __init__(self, number: int) -> None: ...
-    def went_to(self, target: Target) -> None: ...
+    def went_to(self, batches: Collection[Any]) -> None: ...
     def take_runs(self) -> Runs: ...
     def drop_content(self) -> None: ...
     @property

@@ -71,10 +71,10 @@ cdef out_of_step(int state):
 cdef class Target:
     """The queues of a publish. `slow` if each message needs a decision in Python.
 
-    The owners are the queues; see Owner in scan.pyi. open_writer(target) is called once per flush and registers the
-    target with the owner, which calls target.reset() when it takes the batch out of the writer. seal() closes a batch
-    that has grown large; the writer stays the same. `counts` are those of the exchange; a message that Python handles
-    is counted there by Python.
+    The owners are the queues; see Owner in scan.pyi. open_batch(target) is called once per flush and registers the
+    target with the batch, which calls target.reset() when it is closed. seal() finishes a buffer of the batch that has
+    grown large; the writer stays the same. `counts` are those of the exchange; a message that
+    Python handles is counted there by Python.
     """
 
     def __init__(self, owners, bint slow, bint durable, PublishCounts counts=None):
@@ -82,27 +82,28 @@ cdef class Target:
         self.slow = slow
         self.durable = durable
         self.counts = counts if counts is not None else PublishCounts()
-        self.writers = None
 
     def reset(self):
-        self.writers = None
+        self.writers = self.batches = None
 
     cdef int open(self) except -1:
-        self.writers = [owner.open_writer(self) for owner in self.owners]
+        cdef list batches = [owner.open_batch(self) for owner in self.owners]
+        self.writers = [batch.writer for batch in batches]
+        self.batches = batches
         return 0
 
 
 cdef class Runs:
-    """The targets of publishes that are confirmed together, as runs of publishes with the same target."""
+    """The batches of publishes that are confirmed together, as runs of publishes to the same batches."""
 
     def __cinit__(self):
-        self.targets = []
+        self.batches = []
 
     def __dealloc__(self):
         free(self.firsts)
 
-    cdef int begin(self, uint64_t sequence, target) except -1:
-        cdef Py_ssize_t count = len(self.targets), wanted
+    cdef int begin(self, uint64_t sequence, batches) except -1:
+        cdef Py_ssize_t count = len(self.batches), wanted
         cdef void* grown
         if count == self.capacity:
             wanted = max(4, self.capacity * 2)
@@ -112,16 +113,16 @@ cdef class Runs:
             self.firsts = <uint64_t*>grown
             self.capacity = wanted
         self.firsts[count] = sequence
-        self.targets.append(target)
-        self.last = target
+        self.batches.append(batches)
+        self.last = batches
         return 0
 
     def ends(self, uint64_t sequence):
-        """[(last sequence number of a run, its target)]; the last run ends at sequence. A target is None if went_to was
-        not called for the publish."""
-        cdef Py_ssize_t i, count = len(self.targets)
+        """[(last sequence number of a run, its batches)]; the last run ends at sequence. The batches are None if
+        went_to was not called for the publish."""
+        cdef Py_ssize_t i, count = len(self.batches)
         return [
-            (self.firsts[i + 1] - 1 if i + 1 < count else sequence, self.targets[i]) for i in range(count)
+            (self.firsts[i + 1] - 1 if i + 1 < count else sequence, self.batches[i]) for i in range(count)
         ]
 
 
@@ -154,17 +155,17 @@ cdef class ChannelState:
 
     @property
     def confirms(self):
-        """Whether the targets of publishes are recorded."""
+        """Whether the batches of publishes are recorded."""
         return self.runs is not None
 
     @confirms.setter
     def confirms(self, bint value):
         self.runs = Runs() if value else None
 
-    def went_to(self, Target target not None):
-        """Records the target of the publish that on_message handles."""
-        if self.runs is not None and self.runs.targets:
-            self.runs.targets[len(self.runs.targets) - 1] = self.runs.last = target
+    def went_to(self, batches not None):
+        """Records the batches of the publish that on_message handles."""
+        if self.runs is not None and self.runs.batches:
+            self.runs.batches[len(self.runs.batches) - 1] = self.runs.last = batches
 
     def take_runs(self):
         """The runs of the publishes since the last call."""
@@ -442,8 +443,10 @@ cdef class Scanner:
             channel.dropped += 1
         if channel.target.durable:
             channel.touched_disk = True
-        if channel.runs is not None and channel.runs.last is not channel.target:
-            channel.runs.begin(channel.sequence, channel.target)
+        if channel.target.writers is None:
+            channel.target.open()
+        if channel.runs is not None and channel.runs.last is not channel.target.batches:
+            channel.runs.begin(channel.sequence, channel.target.batches)
         self.append(channel.target, method, properties, properties_size, body, body_size)
         return False
 
@@ -477,12 +480,10 @@ cdef class Scanner:
             after = put_header(
                 after, traces[i].name, traces[i].name_size, traces[i].value, traces[i].value_size
             )
-        if target.writers is None:
-            target.open()
         for i in range(len(target.writers)):
             writer = <BatchWriter>target.writers[i]
             if writer._used > SEAL_SIZE:
-                target.owners[i].seal()
+                target.batches[i].seal()
             if writer.append_raw(
                 p + 8 + exchange_size, key_size, body, body_size, self.head, after - self.head, 2 + traced, self.now_ms
             ) != APPENDED:

@@ -2,7 +2,6 @@
 
 from pamqp import commands
 
-from headrace.broker.types.publish_tracker import PublishTracker
 from headrace.errors import HeadraceError
 from headrace.listeners.amqp import publish
 from headrace.listeners.amqp.channel import Channel
@@ -54,10 +53,9 @@ async def commit(channel: Channel, method: commands.Tx.Commit) -> None:
         tx.clear()
         raise
     is_whole = True
-    author = PublishTracker()
     flushes.begin_atomic()
     try:
-        with flushes.tracking(author):
+        with flushes.collecting() as batches:
             for held in tx.publishes:
                 is_whole = publish.route_message(channel, *held) and is_whole
             for settle in tx.settles:
@@ -65,7 +63,7 @@ async def commit(channel: Channel, method: commands.Tx.Commit) -> None:
     finally:
         flushes.end_atomic()
         tx.clear()
-    await flushes.wait_stored(author)
+    await flushes.wait_stored(batches)
     if not is_whole:  # a full queue refused a message; the text is RabbitMQ's
         raise ChannelError(PRECONDITION_FAILED, "partial tx completion")
     channel.write(frame(channel.number, commands.Tx.CommitOk))
