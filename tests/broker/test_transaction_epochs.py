@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.groups.offsets import Committed
+from headrace.broker.groups.offsets import CommittedOffset
 from headrace.broker.streams.partition import Partition
 from headrace.broker.transactions.coordinator import EPOCH_MAX, JOINED
 from headrace.broker.transactions.producer_state import PartitionProducers
@@ -77,8 +77,8 @@ async def end(broker: Broker, who: Instance, *, commit: bool = True) -> Instance
     return await broker.coordination.transactions.end_with_epoch("x", *who, commit=commit)
 
 
-def offset(number: int) -> Committed:
-    return Committed("g", "t", 0, 0, number, -1, "", 1)
+def offset(number: int) -> CommittedOffset:
+    return CommittedOffset("g", "t", 0, 0, number, -1, "", 1)
 
 
 def next_of(one: Instance) -> Instance:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.groups.offsets import Committed
+from headrace.broker.groups.offsets import CommittedOffset
 from headrace.broker.streams.partition import Partition
 from headrace.broker.transactions.producer_state import BATCHES_KEPT
 from headrace.broker.transactions.transaction import ABORTED, ONGOING
@@ -220,7 +220,7 @@ async def test_d9_offsets_of_a_transaction_hang_on_it_until_its_end_is_on_the_di
         transactions, groups = broker.coordination.transactions, broker.coordination.groups
         pid, epoch = await transactions.begin_producer("x", 60_000)
         await transactions.add_group("x", pid, epoch, "g")
-        await transactions.commit_offsets("x", pid, epoch, [Committed("g", "t", 0, 1, 7, 0, "", 1)])
+        await transactions.commit_offsets("x", pid, epoch, [CommittedOffset("g", "t", 0, 1, 7, 0, "", 1)])
         ending = asyncio.ensure_future(transactions.end("x", pid, epoch, commit=commit))
         await asyncio.sleep(0)
         assert not ending.done()

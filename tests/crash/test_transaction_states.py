@@ -11,11 +11,11 @@ from random import Random
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.groups.offsets import Committed
+from headrace.broker.groups.offsets import CommittedOffset
 from headrace.broker.streams.partition import Partition
 from headrace.broker.transactions.coordinator import EPOCH_MAX, JOINED, Transactions
 from headrace.broker.transactions.producers import batches_from
-from headrace.broker.transactions.transaction import NOBODY, Instance, Transaction
+from headrace.broker.transactions.transaction import NO_INSTANCE, Instance, Transaction
 from headrace.clock import ManualClock
 from headrace.errors import HeadraceError
 from headrace.log.log import Log
@@ -61,7 +61,7 @@ class Client:
             await transactions.append(Partition(0, log_of(broker, topic)), data, codec.validate(data), (topic, 0))
             return replace(self, written=self.written + 1, sequences={**self.sequences, topic: sequence + 1})
         if topics and self.written == len(topics):
-            offset = Committed("g", "a", 0, log_of(broker, "a").id, self.transaction, -1, "", 1)
+            offset = CommittedOffset("g", "a", 0, log_of(broker, "a").id, self.transaction, -1, "", 1)
             await transactions.commit_offsets("x", *self.producer, [offset], joins=True)
             return replace(self, written=self.written + 1)
         following = await transactions.end_with_epoch("x", *self.producer, commit=commit)
@@ -192,7 +192,7 @@ async def test_an_end_whose_answer_is_not_kept_is_found(tmp_path: Path, monkeypa
     saved = Transaction.saved
 
     def forgetful(one: Transaction) -> bytes:
-        last, one.last = one.last, NOBODY
+        last, one.last = one.last, NO_INSTANCE
         try:
             return saved(one)
         finally:

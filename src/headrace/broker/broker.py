@@ -127,10 +127,10 @@ class Broker:
 
     def _make_sinks(self) -> None:
         """Exactly-once sinks and bulk readers."""
-        self.staging = Uploads(self.disk, self.config.data_dir, self.clock)
-        self.segments = SegmentUpkeep(self.shard, self.staging, self.coordination.producers)
+        self.uploads = Uploads(self.disk, self.config.data_dir, self.clock)
+        self.segments = SegmentUpkeep(self.shard, self.uploads, self.coordination.producers)
         self.read_leases = ReadLeases(self.shard)
-        self.ledger = Ledger(self.shard, self.streams, self.appender, self.staging, self.clock)
+        self.ledger = Ledger(self.shard, self.streams, self.appender, self.uploads, self.clock)
         self.pipelines = Pipelines(self.shard, self.clock)
 
     def _make_vhosts(self) -> None:
@@ -159,7 +159,7 @@ class Broker:
             Cache("row_groups", shard.archives.cache),
             Cache("recent_reads", shard.recent_reads),
             ReadAhead(self.vhosts),
-            self.coordination.room,
+            self.coordination.member_budget,
         ):
             self.pressure.add_holder(holder)
         self.policies.attach(lambda: self.vhosts, self.streams)
@@ -173,7 +173,7 @@ class Broker:
         self.history = History(self.stats, shard.counters, self.vhosts, self.clock)
         self.housekeeping = Housekeeping(shard, self.streams, self.cursors, self.stats, self.clock)
         self.reclaim = Reclaim(shard, self.vhosts, self.clock)
-        self.housekeeping.add_task(self.staging.sweep)
+        self.housekeeping.add_task(self.uploads.sweep)
         self.housekeeping.add_task(lambda: remove_expired_links(self.disk, config.data_dir, self.clock))
         self.housekeeping.add_task(self.ledger.expire)
         self.housekeeping.add_task(self.reclaim.once)
@@ -225,7 +225,7 @@ class Broker:
         await self.pressure.close()
         await asyncio.get_running_loop().run_in_executor(None, self.shard.join)
         self.streams.close()
-        self.staging.close()
+        self.uploads.close()
         if error is not None:
             raise error
 

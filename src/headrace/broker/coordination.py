@@ -50,9 +50,11 @@ class Coordination:
     def __init__(self, shard: Shard, streams: Streams, clock: Clock, settings: GroupSettings) -> None:
         self._loop = asyncio.get_running_loop()
         self._topics, timers = TopicCounts(streams), ForgivingTimers(self._loop)
-        self.room = MemberBudget(settings.members_bytes_max)
-        self.shares = ShareGroups(shard, clock, timers, self._counts, self.room)
-        self.groups = Groups(settings, clock, timers, shard.group, self._counts, self.shares.settings_of, self.room)
+        self.member_budget = MemberBudget(settings.members_bytes_max)
+        self.shares = ShareGroups(shard, clock, timers, self._counts, self.member_budget)
+        self.groups = Groups(
+            settings, clock, timers, shard.group, self._counts, self.shares.settings_of, self.member_budget
+        )
         self.producers = Producers(shard, clock)
         self.transactions = Transactions(shard, clock, timers, self.producers, self.groups)
         self._tasks: set[asyncio.Task[Any]] = set()

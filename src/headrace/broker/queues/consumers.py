@@ -126,7 +126,7 @@ class Consumers:
             start = end
         return []
 
-    def room(self, most: int) -> int:
+    def total_credit(self, most: int) -> int:
         """How many messages the consumers have credit for, at most `most`. Consumers that share the prefetch of their
         channel each count it."""
         found = 0

@@ -167,7 +167,7 @@ class QueueLimits:
         size = self.bytes.with_unflushed if self.bytes is not None else 0
         if not self._overflows(waiting + 1, size + more_bytes):
             return False
-        left = waiting - self._schedule.consumers.room(waiting)
+        left = waiting - self._schedule.consumers.total_credit(waiting)
         left_bytes = size * left // max(1, waiting)  # assumes that all have the same size
         return self._overflows(left + 1, left_bytes + more_bytes)
 

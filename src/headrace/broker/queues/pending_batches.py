@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from headrace.broker.types.publish_tracker import Target
+from headrace.broker.types.publish_tracker import CachedRoute
 from headrace.record.codec import BatchWriter
 from headrace.record.layout import COUNT_AT, RECORDS_AT
 
@@ -26,7 +26,7 @@ class PendingBatches:
         self._compression = compression
         self.writer: BatchWriter | None = None
         self._sealed: list[bytearray] = []
-        self.targets: list[Target] = []  # that have cached the writer and must open a new one after the flush
+        self.targets: list[CachedRoute] = []  # that have cached the writer and must open a new one after the flush
         self._in_flight = 0  # records that a round of the log is storing
 
     @property

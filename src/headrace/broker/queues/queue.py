@@ -18,7 +18,7 @@ from headrace.broker.queues.queue_arguments import REJECT_DLX, STREAM, QueueArgu
 from headrace.broker.queues.vhost_services import VhostServices
 from headrace.broker.queues.view import View, ViewEvents
 from headrace.broker.types.message import Message
-from headrace.broker.types.publish_tracker import Target
+from headrace.broker.types.publish_tracker import CachedRoute
 from headrace.broker.types.range_set import RangeSet
 from headrace.errors import ExclusiveUse
 from headrace.record.codec import BatchWriter
@@ -124,7 +124,7 @@ class Queue:
 
     # Publishing.
 
-    def open_writer(self, target: Target | None = None) -> BatchWriter:
+    def open_writer(self, target: CachedRoute | None = None) -> BatchWriter:
         """For the fast path: the scanner appends messages to the writer without examining them."""
         writer = self.views[-1].open_writer(target)
         policy = self.policy

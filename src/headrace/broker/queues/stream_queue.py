@@ -23,7 +23,7 @@ RECORD_BYTES = 256  # estimated memory of a record, and of a header, beside thei
 TURN_MESSAGES = 500
 
 
-class Reader:
+class StreamPosition:
     """The position of one consumer. Passed to the consumer where a queue passes a view: nothing is settled in it."""
 
     level = 0
@@ -63,12 +63,12 @@ class StreamDispatcher(Dispatcher):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._readers: dict[int, Reader] = {}  # by id of the consumer
+        self._readers: dict[int, StreamPosition] = {}  # by id of the consumer
 
-    def add(self, consumer: Consumer, reader: Reader) -> None:
+    def add(self, consumer: Consumer, reader: StreamPosition) -> None:
         self._readers[id(consumer)] = reader
 
-    def reader(self, consumer: Consumer) -> Reader:
+    def reader(self, consumer: Consumer) -> StreamPosition:
         return self._readers[id(consumer)]
 
     def remove(self, consumer: Consumer) -> None:
@@ -86,7 +86,7 @@ class StreamDispatcher(Dispatcher):
         if has_more:
             self._schedule.wake()
 
-    def _feed(self, consumer: Consumer, reader: Reader) -> bool:
+    def _feed(self, consumer: Consumer, reader: StreamPosition) -> bool:
         """Whether there may be more to deliver in the next iteration."""
         left = min(consumer.credit(), TURN_MESSAGES)
         if left <= 0:
@@ -119,11 +119,11 @@ class StreamDispatcher(Dispatcher):
             reader.next = max(reader.next, after)
         return True
 
-    def _reader_loaded(self, reader: Reader) -> None:
+    def _reader_loaded(self, reader: StreamPosition) -> None:
         reader.is_loading = False
         self._schedule.wake()
 
-    def _reader_arrived(self, reader: Reader) -> None:
+    def _reader_arrived(self, reader: StreamPosition) -> None:
         reader.waiter = None
         self._schedule.wake()
 
@@ -183,9 +183,9 @@ class StreamQueue(Queue):
 
     def attach(self, consumer: Consumer, offset: int) -> None:
         """Set where the consumer starts. Must be followed by add_consumer in the same event-loop iteration."""
-        self.dispatcher.add(consumer, Reader(self.view.log, offset))
+        self.dispatcher.add(consumer, StreamPosition(self.view.log, offset))
 
-    def reader(self, consumer: Consumer) -> Reader:
+    def reader(self, consumer: Consumer) -> StreamPosition:
         return self.dispatcher.reader(consumer)
 
     def remove_consumer(self, consumer: Consumer) -> asyncio.Task[None] | None:

@@ -16,7 +16,7 @@ from headrace.broker.queues.view_reader import Run, ViewReader
 from headrace.broker.queues.view_state import Delta, decode_settles
 from headrace.broker.streams.partition import Partition
 from headrace.broker.types.aborted_ranges import Aborts
-from headrace.broker.types.publish_tracker import PublishTracker, Target
+from headrace.broker.types.publish_tracker import CachedRoute, PublishTracker
 from headrace.broker.types.range_set import RangeSet
 from headrace.record.codec import BatchWriter
 from headrace.record.layout import MAX_OFFSET
@@ -118,7 +118,7 @@ class View:
 
     # Writing.
 
-    def open_writer(self, target: Target | None = None) -> BatchWriter:
+    def open_writer(self, target: CachedRoute | None = None) -> BatchWriter:
         """The writer of the current batch, valid until the next flush. A target that caches it is reset then."""
         pending, flushes = self.pending, self._flushes
         writer = pending.writer

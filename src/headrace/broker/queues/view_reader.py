@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from headrace.broker.streams.read import unfolded, without_aborted
+from headrace.broker.streams.read import with_batch_decompressed, without_aborted
 from headrace.broker.types.aborted_ranges import Aborts
 from headrace.errors import DecompressedTooLarge, OffsetOutOfRange
 from headrace.record import codec
@@ -87,7 +87,7 @@ class ViewReader:
         limit = max(count_max, min(2 * len(before), AHEAD_RECORDS) if run.start == before.stop else 0)
         chunk = self.chunk(run)
         try:
-            chunk = self._chunk = unfolded(chunk, run.start, DECOMPRESSED_BYTES_MAX)
+            chunk = self._chunk = with_batch_decompressed(chunk, run.start, DECOMPRESSED_BYTES_MAX)
         except DecompressedTooLarge:
             limit = count_max
         found = (

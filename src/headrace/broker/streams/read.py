@@ -103,16 +103,16 @@ def read_page(
 def committed(chunk: Any, aborted: Aborts) -> list[BatchInfo]:
     """The batches without those of aborted transactions. Decode them one at a time and only as far as needed: a few
     kilobytes of them may decompress to gigabytes."""
-    infos, near = codec.scan(chunk.data, verify_crc=False), _near(chunk, aborted)
+    infos, near = codec.scan(chunk.data, verify_crc=False), _aborted_in(chunk, aborted)
     return [info for info in infos if not _is_aborted(info, near)] if near else infos
 
 
 def aborted_batches(chunk: Any, aborted: Aborts) -> list[BatchInfo]:
-    near = _near(chunk, aborted)
+    near = _aborted_in(chunk, aborted)
     return [info for info in codec.scan(chunk.data, verify_crc=False) if _is_aborted(info, near)] if near else []
 
 
-def _near(chunk: Any, aborted: Aborts) -> list[Aborted]:
+def _aborted_in(chunk: Any, aborted: Aborts) -> list[Aborted]:
     return aborted.between(chunk.base_offset, chunk.next_offset)
 
 
@@ -121,7 +121,7 @@ def without_aborted(chunk: Any, aborted: Aborts) -> Any:
 
     If any batch is left, the chunk ends behind the last one: readers advance as far as the data goes, and find the
     rest empty when they continue."""
-    if not _near(chunk, aborted):
+    if not _aborted_in(chunk, aborted):
         return chunk
     infos = [info for info in committed(chunk, aborted) if info.base_offset < chunk.next_offset]
     data = memoryview(chunk.data)
@@ -129,7 +129,7 @@ def without_aborted(chunk: Any, aborted: Aborts) -> Any:
     return chunk._replace(data=b"".join(data[info.position : info.end] for info in infos), next_offset=next_offset)
 
 
-def unfolded(chunk: Any, offset: int, bytes_max: int) -> Any:
+def with_batch_decompressed(chunk: Any, offset: int, bytes_max: int) -> Any:
     """The chunk; or, if the batch with this offset is compressed, that batch alone, decompressed.
 
     Raises DecompressedTooLarge if that takes more than bytes_max."""

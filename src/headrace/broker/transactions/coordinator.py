@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from headrace.broker.groups.coordinator import Groups
-from headrace.broker.groups.offsets import Committed
+from headrace.broker.groups.offsets import CommittedOffset
 from headrace.broker.groups.timers import Timer, Timers
 from headrace.broker.streams.partition import Partition
 from headrace.broker.transactions.markers import control_batch, is_due, log_owed
@@ -32,10 +32,10 @@ from headrace.broker.transactions.transaction import (
     ABORTED,
     COMMITTED,
     EMPTY,
-    NOBODY,
+    NO_INSTANCE,
     ONGOING,
+    AddedPartition,
     Instance,
-    Joined,
     OwedMarker,
     Transaction,
     Where,
@@ -104,7 +104,7 @@ class Transactions:
         self._sweep = self._timers.call_later(SWEEP_S, self._sweep_now)
 
     def _restore_joined(self, log_id: int, transactional_id: str, value: bytes) -> None:
-        joined = msgspec.msgpack.decode(value, type=Joined)
+        joined = msgspec.msgpack.decode(value, type=AddedPartition)
         one, where = self._by_id.get(transactional_id), (joined.topic, joined.partition)
         if one is None or one.instance != (joined.producer_id, joined.epoch):
             return
@@ -150,10 +150,10 @@ class Transactions:
                 await self._put(one)
             return one.producer_id, one.epoch
         # It may name its previous instance: its transaction timed out, or our last answer was lost.
-        previous = Instance(producer_id, epoch) if producer_id >= 0 else NOBODY
-        if previous != NOBODY and previous not in (one.instance, one.last):
+        previous = Instance(producer_id, epoch) if producer_id >= 0 else NO_INSTANCE
+        if previous != NO_INSTANCE and previous not in (one.instance, one.last):
             raise ProducerFenced(f"{transactional_id!r} is producer {one.producer_id} at epoch {one.epoch}")
-        if previous != NOBODY and previous == one.last and one.state == EMPTY and one.is_saved and not one.busy:
+        if previous != NO_INSTANCE and previous == one.last and one.state == EMPTY and one.is_saved and not one.busy:
             return one.producer_id, one.epoch  # a retry: our answer was lost, and no other instance has this epoch
         with self._busy(one):
             if one.state == ONGOING:
@@ -214,7 +214,7 @@ class Transactions:
         one.partitions[where] = log_id
         one.joined[log_id] = where
         one.joining.add(where)
-        joined = Joined(*one.instance, one.started_ms, *where)
+        joined = AddedPartition(*one.instance, one.started_ms, *where)
         entry.put(JOINED, joined_key(one, log_id), msgspec.msgpack.encode(joined))
 
     @staticmethod
@@ -268,7 +268,13 @@ class Transactions:
             await self._put(one)
 
     async def commit_offsets(
-        self, transactional_id: str, producer_id: int, epoch: int, entries: "list[Committed]", *, joins: bool = False
+        self,
+        transactional_id: str,
+        producer_id: int,
+        epoch: int,
+        entries: "list[CommittedOffset]",
+        *,
+        joins: bool = False,
     ) -> None:
         """Add offsets that the group commits when the transaction is committed. With `joins` they add the group to the
         transaction."""
@@ -349,7 +355,7 @@ class Transactions:
     def _check_not_timed_out(self, transactional_id: str, instance: Instance) -> None:
         """Raises if the transaction timed out and was aborted; a request to abort it returns the next epoch."""
         one = self._by_id.get(transactional_id)
-        if one is not None and one.state == ABORTED and instance == one.last and instance != NOBODY:
+        if one is not None and one.state == ABORTED and instance == one.last and instance != NO_INSTANCE:
             raise TransactionAbortable(f"the transaction of {transactional_id!r} was aborted")
 
     # Opening, ending, timeouts.
@@ -447,7 +453,7 @@ class Transactions:
         producer_id: int,
         epoch: int,
         commit: bool,
-        offsets: "list[Committed]",
+        offsets: "list[CommittedOffset]",
         done: Any,
     ) -> None:
         if done.error is not None:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.broker.groups.offsets import Committed
+from headrace.broker.groups.offsets import CommittedOffset
 from headrace.broker.groups.timers import Timer
 
 EMPTY = "Empty"
@@ -24,7 +24,7 @@ class Instance(NamedTuple):
     epoch: int
 
 
-NOBODY = Instance(-1, -1)
+NO_INSTANCE = Instance(-1, -1)
 
 
 class OwedMarker(msgspec.Struct, frozen=True, array_like=True):
@@ -38,7 +38,7 @@ class OwedMarker(msgspec.Struct, frozen=True, array_like=True):
     commit: bool
 
 
-class Joined(msgspec.Struct, frozen=True, array_like=True):
+class AddedPartition(msgspec.Struct, frozen=True, array_like=True):
     """A partition that its first batch added to a transaction (KIP-890), and perhaps opened it. Stored separately:
     storing all partitions again with each new one would be quadratic."""
 
@@ -58,8 +58,8 @@ class Saved(msgspec.Struct, frozen=True, array_like=True):
     changed_ms: int
     partitions: list[tuple[str, int, int]]  # topic, partition, log id
     groups: list[str]
-    offsets: list[Committed]
-    last: Instance = NOBODY
+    offsets: list[CommittedOffset]
+    last: Instance = NO_INSTANCE
     owed: list[OwedMarker] = []
 
 
@@ -76,13 +76,13 @@ class Transaction:
         self.changed_ms = 0
         self.partitions: dict[Where, int] = {}  # to log id
         self.groups: set[str] = set()
-        self.offsets: dict[tuple[str, str, int], Committed] = {}
-        self.ending: list[Committed] = []  # offsets of a transaction whose end is being stored
+        self.offsets: dict[tuple[str, str, int], CommittedOffset] = {}
+        self.ending: list[CommittedOffset] = []  # offsets of a transaction whose end is being stored
         self.busy = False  # a change is being stored
         self.is_saved = True  # False after a change that could not be stored
         self.joined: dict[int, Where] = {}  # by log id: partitions added by a batch, each stored as Joined
         self.joining: set[Where] = set()  # not durable yet
-        self.last = NOBODY  # the previous instance, which may still learn of the new epoch
+        self.last = NO_INSTANCE  # the previous instance, which may still learn of the new epoch
         self.owed: list[OwedMarker] = []
         self.timer: Timer | None = None
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from headrace.errors import HeadraceError, StorageError
 
 
-class Target(Protocol):
+class CachedRoute(Protocol):
     """A publisher's route that caches the writers of its queues (wire.amqp.scan.Target)."""
 
     def reset(self) -> None:
@@ -33,9 +33,9 @@ class PublishTracker:
 
     def __init__(self) -> None:
         self.stores = False  # a publish goes to a durable queue
-        self._targets: list[Target] = []
+        self._targets: list[CachedRoute] = []
 
-    def add(self, target: Target | None, *, durable: bool) -> None:
+    def add(self, target: CachedRoute | None, *, durable: bool) -> None:
         """A publish opened a writer; `target` has cached it."""
         self.stores = self.stores or durable
         if target is not None:

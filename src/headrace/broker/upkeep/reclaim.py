@@ -127,7 +127,7 @@ class Reclaim:
         if not retain.is_wanted:
             # Segments before the start are being deleted already.
             wanted = [segment for segment in log.segments if segment.next_offset > log.start_offset]
-            for run in mostly_settled(wanted, view.settled, log.holds.values()):
+            for run in mostly_settled(wanted, view.settled, log.pins.values()):
                 keep = keep_unsettled(view.settled)
                 if not await self._moves_are_stored(view) or not set(log.segments).issuperset(run):
                     return
@@ -140,7 +140,7 @@ class Reclaim:
             log.segments,
             low=view.low,
             end=log.visible_end,
-            holds=log.holds.values(),
+            holds=log.pins.values(),
             retain=retain,
             now_ms=self._clock.now_ms(),
         )
@@ -174,7 +174,7 @@ class Reclaim:
                 done.set_result(error)
 
         def is_free() -> bool:
-            return all(hold >= run[-1].next_offset for hold in view.log.holds.values())
+            return all(hold >= run[-1].next_offset for hold in view.log.pins.values())
 
         self._shard.maintenance.rewrite_segments(view.log, run, keep, finished, if_still=is_free)
         error = await done

@@ -23,7 +23,7 @@ from headrace.broker.vhosts.settings import (
     METADATA_FIELDS,
     QUEUES,
     Limits,
-    Metadata,
+    VhostMetadata,
     limit_of,
     parse_limits,
     parse_metadata,
@@ -124,7 +124,7 @@ def _metadata_fields(host: VirtualHost) -> Document:
     return {**metadata, "metadata": metadata} if metadata else {}
 
 
-def _metadata(item: Document) -> Metadata | None:
+def _metadata(item: Document) -> VhostMetadata | None:
     """None if the item contains no metadata."""
     inner = item.get("metadata")
     fields = inner if isinstance(inner, dict) else item
@@ -178,12 +178,12 @@ def _bindings(host: VirtualHost) -> Iterable[Document]:
                 }
 
 
-class Report(dict[str, int]):
+class ImportCounts(dict[str, int]):
     """Number of items of each kind in the document, including those without effect: other parameters than operator
     policies and vhost limits, and users in an import into one vhost."""
 
 
-async def import_(broker: DefinedBroker, document: Mapping[str, Any], vhost: str | None = None) -> Report:
+async def import_(broker: DefinedBroker, document: Mapping[str, Any], vhost: str | None = None) -> ImportCounts:
     """Import the document. Raises InvalidInput, with nothing changed, if any part of it is invalid."""
     items = {name: _list(document, name) for name in (*LISTS, "topics")}
     if vhost is not None:
@@ -220,7 +220,7 @@ async def import_(broker: DefinedBroker, document: Mapping[str, Any], vhost: str
         await host_of({"vhost": name})
         await broker.vhosts.set_limits(name, {limit: value.get(limit) for limit in LIMITS})
     await _import_declared(broker, items, host_of)
-    return Report({name: len(items[name]) for name in (*LISTS, "topics")})
+    return ImportCounts({name: len(items[name]) for name in (*LISTS, "topics")})
 
 
 async def _import_declared(
@@ -366,7 +366,7 @@ def _check(items: Mapping[str, list[Document]], vhost: str | None) -> None:
 
 
 async def _check_declared(
-    broker: DefinedBroker, items: Mapping[str, list[Document]], about: list[Metadata | None], vhost: str | None
+    broker: DefinedBroker, items: Mapping[str, list[Document]], about: list[VhostMetadata | None], vhost: str | None
 ) -> None:
     """Dry run in the order of `_import_declared`: raises if the import would be refused, unless others make changes
     meanwhile."""

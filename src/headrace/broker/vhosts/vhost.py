@@ -24,7 +24,7 @@ from headrace.broker.vhosts.declarations import (
     place,
     server_name,
 )
-from headrace.broker.vhosts.settings import QUEUES, Limits, Metadata, limit_of
+from headrace.broker.vhosts.settings import QUEUES, Limits, VhostMetadata, limit_of
 from headrace.broker.vhosts.store import QueueStore
 from headrace.broker.vhosts.topology import ExchangePolicies, Topology
 from headrace.clock import Clock
@@ -64,7 +64,7 @@ class VirtualHost:
         bindings_max: int,
     ) -> None:
         self.name = name
-        self.metadata = Metadata()
+        self.metadata = VhostMetadata()
         self.limits: Limits = {}
         self.clock = clock
         self.store = store

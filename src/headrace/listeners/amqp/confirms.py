@@ -162,8 +162,8 @@ class PublisherConfirms:
         self.tracker.stores |= is_durable
         self._flushes.after(partial(self._flushed, unconfirmed, self.tracker if is_durable else None))
         if self.broker.pressure.must_pause_reading:
-            self._transport.hold_reading(DISK, True)
-            self.broker.pressure.on_drain(partial(self._transport.hold_reading, DISK, False))
+            self._transport.set_reading_paused(DISK, True)
+            self.broker.pressure.on_drain(partial(self._transport.set_reading_paused, DISK, False))
 
     def _flushed(
         self, unconfirmed: list[Unconfirmed], tracker: PublishTracker | None, error: HeadraceError | None

@@ -20,7 +20,7 @@ UNACKED_MAX = 1 << 20  # for a consumer without a prefetch: a tag takes 16 bytes
 DELIVER_BYTES_MAX = 256 * 1024
 
 
-class Source:
+class DeliverySource:
     """The origin of a delivery. Each unacknowledged tag in the channel's ring refers to one by its number."""
 
     __slots__ = ("number", "queue", "view")
@@ -43,7 +43,7 @@ class ConsumerChannel(Protocol):
     def can_deliver(self) -> bool: ...
     @property
     def unacked_by_consumers(self) -> int: ...
-    def add_source(self, queue: Queue, view: View) -> Source: ...
+    def add_source(self, queue: Queue, view: View) -> DeliverySource: ...
     def is_consumer(self, consumer: "AmqpConsumer") -> bool: ...
     def remove_consumer(self, tag: str) -> object: ...
     def fail(self, error: HeadraceError) -> None: ...
@@ -82,9 +82,9 @@ class AmqpConsumer:
             frame_max=channel.session.frame_max,
             bytes_max=DELIVER_BYTES_MAX,
         ).encode
-        self._sources: dict[View, Source] = {}
+        self._sources: dict[View, DeliverySource] = {}
 
-    def _source(self, view: View) -> Source:
+    def _source(self, view: View) -> DeliverySource:
         found = self._sources.get(view)
         if found is None:
             found = self._sources[view] = self._channel.add_source(self.queue, view)

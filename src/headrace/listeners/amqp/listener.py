@@ -31,7 +31,7 @@ class AmqpListener:
         self._sockets: ListeningSockets
 
     async def start(self, address: Address, tls: Tls | None) -> None:
-        acceptor = None if tls is None else TlsAcceptor("AMQP", tls, self.stats, self.registry.room)
+        acceptor = None if tls is None else TlsAcceptor("AMQP", tls, self.stats, self.registry.connections_left)
         self._sockets = await listen(
             address, lambda: Connection(self.context, self.registry), flag="--amqp", acceptor=acceptor
         )

@@ -266,7 +266,7 @@ class LogFiles:
             return info.leader_epoch
         return None
 
-    def reach(self, log_id: int, start: int, end: int, size: int) -> int:
+    def offset_after_bytes(self, log_id: int, start: int, end: int, size: int) -> int:
         """The offset at which about `size` bytes of batches from `start` on end."""
         for piece in self.slices(log_id, start, end, size):
             if piece.next_offset <= start:
@@ -285,7 +285,7 @@ class LogFiles:
         """The approximate number of bytes between two offsets, according to the indexes."""
         return sum(piece.length for piece in self.slices(log_id, start, end, 1 << 62))
 
-    def rough_size(self, log_id: int, start: int, end: int) -> int:
+    def estimated_size(self, log_id: int, start: int, end: int) -> int:
         """Like size_between, but without reading an index: part of a segment counts by its share of the offsets."""
         total = 0
         for segment in self.segments(log_id, end):

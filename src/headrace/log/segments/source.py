@@ -36,14 +36,14 @@ class Cut(NamedTuple):
     next_offset: int
 
 
-class Problem(NamedTuple):
+class SourceProblem(NamedTuple):
     """Why recovery cannot use a source, and at which byte of its file."""
 
     position: int
     reason: str
 
 
-class Loads(Protocol):
+class BackgroundLoads(Protocol):
     """Loads that run on other threads; implemented by `read.cold_reads.Loads`."""
 
     def result(self, key: Hashable, job: Callable[[], Any]) -> Any: ...
@@ -56,7 +56,7 @@ class OwnerReads(Protocol):
     @property
     def counters(self) -> Counters: ...
     @property
-    def loads(self) -> Loads: ...
+    def loads(self) -> BackgroundLoads: ...
     def read(self, path: str, size: int, position: int) -> bytes: ...
 
 
@@ -126,7 +126,7 @@ class SegmentSource(ABC):
         """Open for a reader in another process; `path` is the segment's data file. FileNotFoundError if it is gone."""
 
     @abstractmethod
-    def problem(self, disk: Disk, segment: StoredSegment) -> Problem | None:
+    def problem(self, disk: Disk, segment: StoredSegment) -> SourceProblem | None:
         """Whether the stored file is missing or too short. Its content is checked when it is read."""
 
     @abstractmethod
@@ -169,9 +169,9 @@ class LocalFile(SegmentSource):
     def open(self, disk: Disk, path: str) -> OpenSource:
         return _OpenFile(disk, disk.open(path, readonly=True))
 
-    def problem(self, disk: Disk, segment: StoredSegment) -> Problem | None:
+    def problem(self, disk: Disk, segment: StoredSegment) -> SourceProblem | None:
         size = disk.file_size(segment.data_path)
-        return Problem(size, f"{segment.size:,} bytes were sealed") if size < segment.size else None
+        return SourceProblem(size, f"{segment.size:,} bytes were sealed") if size < segment.size else None
 
     def remove(self, disk: Disk, segment: StoredSegment) -> bool:
         for path in self.files(segment):

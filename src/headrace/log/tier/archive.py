@@ -94,7 +94,7 @@ def write_parquet(source: Segment, target: str, disk: Disk | None = None) -> Wri
 
     writer = None
     try:
-        writer = parquet.GroupWriter(parquet.Sink(write))
+        writer = parquet.GroupWriter(parquet.ParquetOutput(write))
         for infos, columns in _row_groups(files, source):
             writer.write(infos, columns)
             records += columns.count

@@ -10,7 +10,7 @@ from headrace.log.disk.disk import Disk, FileId
 from headrace.log.disk.file_cache import FileCache
 from headrace.log.disk.paths import SegmentStem
 from headrace.log.segments.segment import Segment
-from headrace.log.segments.source import OpenSource, OwnerReads, Problem, SegmentSource, StoredSegment
+from headrace.log.segments.source import OpenSource, OwnerReads, SegmentSource, SourceProblem, StoredSegment
 from headrace.log.tier.manifest import Manifest, read_manifest
 from headrace.log.tier.row_group_cache import RowGroupCache, slice_of
 from headrace.record import codec
@@ -75,11 +75,13 @@ class ParquetFile(SegmentSource):
     def open(self, disk: Disk, path: str) -> OpenSource:
         return _OpenParquet(disk, disk.open(path, readonly=True), self.contents)
 
-    def problem(self, disk: Disk, segment: StoredSegment) -> Problem | None:
+    def problem(self, disk: Disk, segment: StoredSegment) -> SourceProblem | None:
         manifest = self.contents
         size = disk.file_size(manifest.path) if disk.exists(manifest.path) else 0
         return (
-            Problem(size, f"{manifest.file_bytes:,} bytes were archived there") if size != manifest.file_bytes else None
+            SourceProblem(size, f"{manifest.file_bytes:,} bytes were archived there")
+            if size != manifest.file_bytes
+            else None
         )
 
     def remove(self, disk: Disk, segment: StoredSegment) -> bool:

@@ -60,10 +60,10 @@ class ShareGroups:
     """Owned by the broker; every method runs on the event loop's thread."""
 
     def __init__(
-        self, shard: Shard, clock: Clock, timers: Timers, topics: Callable[[], Mapping[str, int]], room: MemberBudget
+        self, shard: Shard, clock: Clock, timers: Timers, topics: Callable[[], Mapping[str, int]], budget: MemberBudget
     ) -> None:
         self._shard = shard
-        self._room = room
+        self._budget = budget
         self._clock = clock
         self._timers = timers
         self._topics = topics
@@ -87,7 +87,7 @@ class ShareGroups:
             named, _, member_id = key.partition(b"\0")
             group, member = self.group(named.decode()), restored(member_id.decode(), value)
             group.members[member.member_id] = member
-            self._room.keep(member, _member_bytes(member.topics, len(member.assigned)))
+            self._budget.keep(member, _member_bytes(member.topics, len(member.assigned)))
             group.epoch = max(group.epoch, member.epoch)
             self._keep_alive(group, member)  # it has one session timeout to send a heartbeat
 
@@ -177,7 +177,7 @@ class ShareGroups:
             member.previous_epoch, member.epoch = epoch, group.epoch
             member.assigned = wanted
         if is_news or topics is not None:  # names of topics that do not exist count too
-            self._room.keep(member, _member_bytes(member.topics, len(wanted)))
+            self._budget.keep(member, _member_bytes(member.topics, len(wanted)))
         self._save_member(group, member)
         return member, is_news or epoch != member.epoch
 
@@ -185,7 +185,7 @@ class ShareGroups:
         group, counts = self._groups.get(group_id), self._topics()
         before = None if group is None else group.members.get(member_id)
         partitions = sum(counts.get(topic, 0) for topic in topics)
-        self._room.check(_member_bytes(topics, partitions) - (0 if before is None else before.kept_bytes))
+        self._budget.check(_member_bytes(topics, partitions) - (0 if before is None else before.kept_bytes))
 
     def _join(self, group_id: str, member_id: str, topics: frozenset[str] | None) -> tuple[ShareGroup, ShareMember]:
         check_group_id(group_id)
@@ -253,7 +253,7 @@ class ShareGroups:
             member.timer.cancel()
             member.timer = None
         group.members.pop(member.member_id, None)
-        self._room.keep(member, 0)
+        self._budget.keep(member, 0)
         self._stage(lambda entry: entry.delete(SHARE_MEMBERS, member_key(group, member)))
         group.epoch += 1
         if not group.members and not group.partitions:
@@ -315,7 +315,7 @@ class ShareGroups:
         now = self._clock.monotonic()
         deadlines = []
         for group in self._groups.values():
-            self._came_back(group, [one for one, share in group.partitions.items() if share.release_expired(now)])
+            self._save_returned(group, [one for one, share in group.partitions.items() if share.release_expired(now)])
             deadlines += [left for one in group.partitions.values() if (left := one.next_deadline()) is not None]
         if deadlines:
             left_s = max(0.01, min(deadlines) - now)
@@ -330,9 +330,9 @@ class ShareGroups:
 
     def release_member(self, group: ShareGroup, member_id: str) -> None:
         held = [one for one, share in group.partitions.items() if share.release_member(member_id)]
-        self._came_back(group, held)
+        self._save_returned(group, held)
 
-    def _came_back(self, group: ShareGroup, log_ids: list[int]) -> None:
+    def _save_returned(self, group: ShareGroup, log_ids: list[int]) -> None:
         """Save the delivery counts of returned records, and notify waiting members."""
         if log_ids:
             self._stage(lambda entry: self._put(entry, group, log_ids))

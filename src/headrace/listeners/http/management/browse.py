@@ -76,10 +76,10 @@ def _other_headers(record: Record) -> Sequence[tuple[str, bytes | None]]:
     return [pair for pair in record.headers if pair[0] not in HEADRACE_HEADERS]
 
 
-async def messages(site: HttpContext, request: Request) -> Response:
-    row, query = row_of(site, request), query_of(request)
+async def messages(context: HttpContext, request: Request) -> Response:
+    row, query = row_of(context, request), query_of(request)
     if flag(query.get("last")):
-        return await _last_of_key(site, row, query)
+        return await _last_of_key(context, row, query)
     partition = number(query.get("partition"), "partition", 0)
     log = partition_of(row, partition)
     limit = number(query.get("limit"), "limit", LIMIT, least=1, most=LIMIT_MAX)
@@ -91,9 +91,9 @@ async def messages(site: HttpContext, request: Request) -> Response:
         offset,
         limit=limit,
         bytes_max=BYTES_MAX,
-        decompressed_bytes_max=site.config.decompressed_bytes_max,
+        decompressed_bytes_max=context.config.decompressed_bytes_max,
         wanted=wanted,
-        aborted=aborted_of(site, row, log),
+        aborted=aborted_of(context, row, log),
         gaps=gaps,
     )
     if found.next_offset >= log.end_offset:
@@ -112,20 +112,20 @@ async def messages(site: HttpContext, request: Request) -> Response:
     )
 
 
-async def _last_of_key(site: HttpContext, row: Row, query: dict[str, str]) -> Response:
+async def _last_of_key(context: HttpContext, row: Row, query: dict[str, str]) -> Response:
     """Finds the last message of a key through the key index, in any partition and without a scan."""
     if row.stream is None or not query.get("key"):
         raise InvalidInput("last requires a key and a topic with the setting key_index")
     try:
-        found = await site.broker.keys.find(row.stream, query["key"].encode())
+        found = await context.broker.keys.find(row.stream, query["key"].encode())
     except KeyNotFound:
         return json_response({"messages": []})
     return json_response({"messages": [record_json(row, found.partition, found.record)]})
 
 
-def aborted_of(site: HttpContext, row: Row, log: Partition) -> Aborts:
+def aborted_of(context: HttpContext, row: Row, log: Partition) -> Aborts:
     """Aborted records, which are not shown. A queue without a stream is in memory and takes no transactions."""
-    return NO_ABORTS if row.stream is None else site.broker.coordination.producers.aborted(log.log_id)
+    return NO_ABORTS if row.stream is None else context.broker.coordination.producers.aborted(log.log_id)
 
 
 def _wanted(query: dict[str, str]) -> Callable[[Record], bool] | None:
@@ -160,11 +160,11 @@ def _positions(last: str, logs: Sequence[Partition]) -> list[int]:
     ]
 
 
-class Tail(EventStreamResponse):
+class TailResponse(EventStreamResponse):
     """Follows all partitions from their ends. A client that is too slow gets the number of messages it missed."""
 
-    def __init__(self, site: HttpContext, request: Request, row: Row) -> None:
-        super().__init__(site, request)
+    def __init__(self, context: HttpContext, request: Request, row: Row) -> None:
+        super().__init__(context, request)
         self._row = row
         self._at = _positions(request.headers.get("last-event-id", ""), row.partitions)
 
@@ -172,7 +172,7 @@ class Tail(EventStreamResponse):
         self._check_exists()
         for data in await self._new_events():
             await self.send(data)
-        await asyncio.wait({self._gone, self._site.stopping}, timeout=TAIL_INTERVAL_S)
+        await asyncio.wait({self._gone, self._context.stopping}, timeout=TAIL_INTERVAL_S)
         if not self._gone.done() and not await self._wait():
             await self.send(events.HEARTBEAT)
 
@@ -218,8 +218,8 @@ class Tail(EventStreamResponse):
                 first,
                 limit=TAIL_MESSAGES,
                 bytes_max=BYTES_MAX,
-                decompressed_bytes_max=self._site.config.decompressed_bytes_max,
-                aborted=aborted_of(self._site, self._row, log),
+                decompressed_bytes_max=self._context.config.decompressed_bytes_max,
+                aborted=aborted_of(self._context, self._row, log),
                 gaps=gaps,
             )
             # Large messages may exceed the size of one event: the next event continues with the rest.
@@ -234,5 +234,5 @@ class Tail(EventStreamResponse):
         return data
 
 
-async def tail(site: HttpContext, request: Request) -> Response:
-    return Tail(site, request, row_of(site, request))
+async def tail(context: HttpContext, request: Request) -> Response:
+    return TailResponse(context, request, row_of(context, request))

@@ -41,11 +41,11 @@ def queue_counters(queue: Queue) -> dict[str, int]:
     }
 
 
-def queue_json(site: HttpContext, queue: Queue) -> JsonObject:
+def queue_json(context: HttpContext, queue: Queue) -> JsonObject:
     ready, unacked = queue.ready, queue.unacked
-    now_s = site.broker.clock.monotonic()
+    now_s = context.broker.clock.monotonic()
     counters = queue_counters(queue)
-    rates = site.rates.of(("queue", queue.vhost.name, queue.name), now_s, counters)
+    rates = context.rates.of(("queue", queue.vhost.name, queue.name), now_s, counters)
     consumers = len(queue.consumers)
     size = sum(view.partition.size_bytes for view in queue.views)
     policy = queue.policy
@@ -132,7 +132,7 @@ def effective(queue: Queue) -> JsonObject:
     return {name: getattr(now, field) for field, name in names.items() if getattr(now, field) != getattr(own, field)}
 
 
-def exchange_json(site: HttpContext, vhost: str, exchange: Exchange) -> JsonObject:
+def exchange_json(context: HttpContext, vhost: str, exchange: Exchange) -> JsonObject:
     return {
         "name": exchange.name,
         "vhost": vhost,

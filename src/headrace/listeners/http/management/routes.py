@@ -196,8 +196,8 @@ PREFIX = "/api"
 class Api:
     """ASGI application for all paths under /api."""
 
-    def __init__(self, site: HttpContext) -> None:
-        self._router = router(site, ROUTES, prefix=PREFIX, always_authenticate=True)
+    def __init__(self, context: HttpContext) -> None:
+        self._router = router(context, ROUTES, prefix=PREFIX, always_authenticate=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]

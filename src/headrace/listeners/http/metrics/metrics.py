@@ -63,14 +63,14 @@ LISTENER_HELP = {
 }
 
 
-async def metrics(site: HttpContext, request: Request) -> Response:
+async def metrics(context: HttpContext, request: Request) -> Response:
     Query(request)
-    return await _exposition(aggregate(site.broker))
+    return await _exposition(aggregate(context.broker))
 
 
-async def detailed(site: HttpContext, request: Request) -> Response:
+async def detailed(context: HttpContext, request: Request) -> Response:
     Query(request)
-    return await _exposition(per_object(site.broker))
+    return await _exposition(per_object(context.broker))
 
 
 async def _exposition(families: "Iterable[Metric | None]") -> Response:
@@ -85,8 +85,8 @@ async def _exposition(families: "Iterable[Metric | None]") -> Response:
         if family is not None:
             for at in range(0, max(1, len(family.samples)), SAMPLES_AT_ONCE):
                 pieces.append(_text_of(family, at))
-                await yielding.rest()
-        await yielding.rest()
+                await yielding.maybe_yield()
+        await yielding.maybe_yield()
     return PiecewiseResponse(pieces, {}, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 

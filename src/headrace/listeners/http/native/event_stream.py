@@ -21,11 +21,11 @@ PAGE_MESSAGES = 500
 PAGE_BYTES = 256 * 1024
 
 
-async def stream(site: HttpContext, request: Request) -> Response:
+async def stream(context: HttpContext, request: Request) -> Response:
     query = Query(request, "partition", "offset", "timestamp", "encoding", "last_event_id")
     if bodies.accepted(request.headers.get("accept"), (bodies.EVENTS,)) is None:
         raise NotAcceptable(f"this endpoint only produces {bodies.EVENTS}")
-    topic = topic_of(site, request)
+    topic = topic_of(context, request)
     number = query.integer("partition", most=messages.PARTITION_MAX)
     partitions = topic.partitions if number is None else [topic.partition(number)]
     resume = query.text("last_event_id") or request.headers.get("last-event-id")
@@ -40,7 +40,7 @@ async def stream(site: HttpContext, request: Request) -> Response:
             if not p.start_offset <= positions[p.number] <= p.end_offset:
                 raise OffsetOutOfRange(positions[p.number], p.start_offset, p.end_offset)
     binary = query.choice("encoding", "text", "base64") == "base64"
-    return EventStream(site, request, topic, list(partitions), positions, binary, follow_all=number is None)
+    return EventStream(context, request, topic, list(partitions), positions, binary, follow_all=number is None)
 
 
 def _resumed(topic: Stream, partitions: list[Partition], resume: str) -> dict[int, int]:
@@ -58,7 +58,7 @@ class EventStream(EventStreamResponse):
 
     def __init__(
         self,
-        site: HttpContext,
+        context: HttpContext,
         request: Request,
         topic: Stream,
         partitions: list[Partition],
@@ -67,7 +67,7 @@ class EventStream(EventStreamResponse):
         *,
         follow_all: bool,
     ) -> None:
-        super().__init__(site, request)
+        super().__init__(context, request)
         self._topic = topic
         self._partitions = partitions
         self._positions = positions
@@ -106,7 +106,7 @@ class EventStream(EventStreamResponse):
     async def _page(self, partition: Partition) -> bytes:
         number = partition.number
         try:
-            page = await self._site.broker.read(
+            page = await self._context.broker.read(
                 self._topic, partition, self._positions[number], limit=PAGE_MESSAGES, bytes_max=PAGE_BYTES
             )
         except OffsetOutOfRange as error:
@@ -121,7 +121,7 @@ class EventStream(EventStreamResponse):
             data = msgspec.json.encode(messages.render(number, record, binary=self._binary))
             lines.append(events.event(data, f"{before}{number}:{record.offset + 1}{after}"))
         self._positions[number] = page.next_offset
-        self._site.stats.messages_out += len(lines)
+        self._context.stats.messages_out += len(lines)
         return b"".join(lines)
 
     def _around(self, number: int) -> tuple[str, str]:
@@ -145,5 +145,5 @@ class EventStream(EventStreamResponse):
             readable.cancel()
 
     async def send(self, data: bytes) -> None:
-        self._site.stats.bytes_out += len(data)
+        self._context.stats.bytes_out += len(data)
         await super().send(data)

@@ -29,52 +29,52 @@ NEXT_OFFSET = "headrace-next-offset"
 FORMATS = {"json": bodies.JSON, "ndjson": bodies.NDJSON, "raw": bodies.RAW}
 
 
-async def read(site: HttpContext, request: Request) -> Response:
+async def read(context: HttpContext, request: Request) -> Response:
     query = Query(request, "partition", "offset", "timestamp", "limit", "max_bytes", "wait", "format", "encoding")
-    stream = topic_of(site, request)
+    stream = topic_of(context, request)
     partition = stream.partition(query.integer("partition", most=messages.PARTITION_MAX))
     media = _media(request, query)
     limit = query.integer("limit", least=1, most=LIMIT_MAX)
     if media == bodies.RAW and limit not in (None, 1):
         raise InvalidInput("a raw response contains one message: omit limit, or request JSON or NDJSON")
     limit = 1 if media == bodies.RAW else limit or LIMIT
-    bytes_max = page_bytes(site, query)
+    bytes_max = page_bytes(context, query)
     binary = query.choice("encoding", "text", "base64") == "base64"
-    wait_s = min(query.seconds("wait"), site.config.read_wait_ms_max / 1000)
+    wait_s = min(query.seconds("wait"), context.config.read_wait_ms_max / 1000)
     offset = await start_of(partition, query)
     request.state.share.take(bytes_max)
-    page = await site.broker.read(stream, partition, offset, limit=limit, bytes_max=bytes_max)
+    page = await context.broker.read(stream, partition, offset, limit=limit, bytes_max=bytes_max)
     if not page.records and wait_s > 0:
         offset = page.next_offset
-        if await wait_for(site, request, stream, [(partition, offset)], wait_s):
-            page = await site.broker.read(stream, partition, offset, limit=limit, bytes_max=bytes_max)
-    site.stats.messages_out += len(page.records)
+        if await wait_for(context, request, stream, [(partition, offset)], wait_s):
+            page = await context.broker.read(stream, partition, offset, limit=limit, bytes_max=bytes_max)
+    context.stats.messages_out += len(page.records)
     answer = _render(partition.number, page, media, binary)
-    site.stats.bytes_out += len(answer.body)
+    context.stats.bytes_out += len(answer.body)
     return answer
 
 
-async def last_of_key(site: HttpContext, request: Request) -> Response:
+async def last_of_key(context: HttpContext, request: Request) -> Response:
     """The last message of a key, which is any bytes, percent-encoded."""
     query = Query(request, "encoding")
     binary = query.choice("encoding", "text", "base64") == "base64"
     key = unquote_to_bytes(request.path_params["key"])
-    found = await site.broker.keys.find(topic_of(site, request), key)
-    site.stats.messages_out += 1
+    found = await context.broker.keys.find(topic_of(context, request), key)
+    context.stats.messages_out += 1
     answer = json_response(messages.render(found.partition, found.record, binary=binary))
-    site.stats.bytes_out += len(answer.body)
+    context.stats.bytes_out += len(answer.body)
     return answer
 
 
-async def batches(site: HttpContext, request: Request) -> Response:
+async def batches(context: HttpContext, request: Request) -> Response:
     """Whole record batches as they are stored. The first may begin before the requested offset."""
     query = Query(request, "offset", "timestamp", "max_bytes", "wait", "log", "segment", "generation")
-    stream = topic_of(site, request)
-    partition = partition_of(site, request)
+    stream = topic_of(context, request)
+    partition = partition_of(context, request)
     if query.integer("log") not in (None, partition.log_id):
         raise SegmentGone(f"topic {stream.name!r} was deleted and made anew: this is another log")
-    bytes_max = page_bytes(site, query)
-    wait_s = min(query.seconds("wait"), site.config.read_wait_ms_max / 1000)
+    bytes_max = page_bytes(context, query)
+    wait_s = min(query.seconds("wait"), context.config.read_wait_ms_max / 1000)
     segment, generation = query.integer("segment"), query.integer("generation")
     if (segment is None) != (generation is None) or (segment is not None and "wait" in query):
         raise InvalidInput("segment and generation must be given together, and without wait")
@@ -84,14 +84,14 @@ async def batches(site: HttpContext, request: Request) -> Response:
         chunk = await when_loaded(lambda: partition.read_planned_now(segment, generation, offset, bytes_max))
     else:
         chunk = await when_loaded(lambda: partition.read_now(offset, bytes_max))
-    if not chunk.data and wait_s > 0 and await wait_for(site, request, stream, [(partition, offset)], wait_s):
+    if not chunk.data and wait_s > 0 and await wait_for(context, request, stream, [(partition, offset)], wait_s):
         chunk = await when_loaded(lambda: partition.read_now(offset, bytes_max))
-    site.stats.bytes_out += len(chunk.data)
+    context.stats.bytes_out += len(chunk.data)
     return ChunkedResponse(bytes(chunk.data), 200, {NEXT_OFFSET: str(chunk.next_offset)}, media_type=bodies.RAW)
 
 
-def page_bytes(site: HttpContext, query: Query) -> int:
-    most = site.config.read_bytes_max
+def page_bytes(context: HttpContext, query: Query) -> int:
+    most = context.config.read_bytes_max
     return query.integer("max_bytes", least=1, most=most) or min(BYTES, most)
 
 
@@ -110,17 +110,19 @@ async def start_of(partition: Partition, query: Query) -> int:
 
 
 async def wait_for(
-    site: HttpContext, request: Request, stream: Stream, wanted: list[tuple[Partition, int]], wait_s: float
+    context: HttpContext, request: Request, stream: Stream, wanted: list[tuple[Partition, int]], wait_s: float
 ) -> bool:
     """Waits until there is something to read; False after the timeout or when the broker stops.
 
     While it waits, the request holds nothing of the memory budget."""
-    readable, allowance = Readable(wanted), Allowance(site, request)
+    readable, allowance = Readable(wanted), Allowance(context, request)
     share: BudgetShare = request.state.share
     size = share.release()
     gone = asyncio.ensure_future(wait_for_disconnect(request.receive))
     try:
-        await asyncio.wait({readable.future, gone, site.stopping}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {readable.future, gone, context.stopping}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
+        )
         if gone.done():
             raise ClientDisconnected
         if stream.is_deleted:

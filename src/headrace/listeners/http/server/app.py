@@ -111,12 +111,12 @@ CROSS_ORIGIN = "requests from pages of other origins are refused"
 class App:
     """Dispatches every request to its API, and turns every exception into a response."""
 
-    def __init__(self, site: HttpContext) -> None:
-        self._site = site
-        self._router = router(site, ROUTES)
-        self._api = Api(site)
-        self._registry = Registry(site)
-        self._pages = router(site, (("GET", path, handler, public) for path, handler in PAGES))
+    def __init__(self, context: HttpContext) -> None:
+        self._context = context
+        self._router = router(context, ROUTES)
+        self._api = Api(context)
+        self._registry = Registry(context)
+        self._pages = router(context, (("GET", path, handler, public) for path, handler in PAGES))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Match routes before decoding: an encoded slash (%2F) is part of a name, not a separator.
@@ -128,11 +128,11 @@ class App:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                self._site.stats.count(str(message["status"]))
+                self._context.stats.count(str(message["status"]))
             await send(message)
 
         client = scope.get("client")
-        with self._site.budget.share(source_of(client[0] if client else None)) as share:
+        with self._context.budget.share(source_of(client[0] if client else None)) as share:
             scope.setdefault("state", {})["share"] = share
             try:
                 _refuse_other_origins(scope)

@@ -87,13 +87,13 @@ def _response(request: Request, name: str) -> Response:
     return Response(file.data, 200, {**headers, "content-type": file.kind})
 
 
-async def index(site: HttpContext, request: Request) -> Response:
+async def index(context: HttpContext, request: Request) -> Response:
     return _response(request, "index.html")
 
 
-async def file(site: HttpContext, request: Request) -> Response:
+async def file(context: HttpContext, request: Request) -> Response:
     return _response(request, request.path_params["path"])
 
 
-async def icon(site: HttpContext, request: Request) -> Response:
+async def icon(context: HttpContext, request: Request) -> Response:
     return _response(request, "icon.svg")

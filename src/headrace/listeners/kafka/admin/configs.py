@@ -48,7 +48,7 @@ class Value(NamedTuple):
     source: int
 
 
-class Config(NamedTuple):
+class ConfigValue(NamedTuple):
     name: str
     value: str
     source: int
@@ -56,31 +56,33 @@ class Config(NamedTuple):
     inherited: Value | None = None  # the broker's value, which applies without this one
 
 
-class Setting(NamedTuple):
+class TopicSetting(NamedTuple):
     ours: str  # the name of the broker's setting
     field: str  # its field in StreamSettings
     kind: int
     of_broker: str  # Kafka's name of the broker config that it inherits
 
 
-SETTINGS: dict[str, Setting] = {
-    "cleanup.policy": Setting("cleanup_policy", "cleanup_policy", LIST, "log.cleanup.policy"),
-    "compression.type": Setting("compression", "compression", STRING, "compression.type"),
-    "delete.retention.ms": Setting(
+SETTINGS: dict[str, TopicSetting] = {
+    "cleanup.policy": TopicSetting("cleanup_policy", "cleanup_policy", LIST, "log.cleanup.policy"),
+    "compression.type": TopicSetting("compression", "compression", STRING, "compression.type"),
+    "delete.retention.ms": TopicSetting(
         "tombstone_retention", "tombstone_retention_ms", LONG, "log.cleaner.delete.retention.ms"
     ),
-    "index.interval.bytes": Setting("index_interval", "index_interval", INT, "log.index.interval.bytes"),
-    LAG_MAX: Setting("compaction_lag_max", "compaction_lag_max_ms", LONG, "log.cleaner.max.compaction.lag.ms"),
-    "max.message.bytes": Setting("batch_bytes_max", "batch_bytes_max", INT, "message.max.bytes"),
-    "message.timestamp.type": Setting("timestamp_type", "timestamp_type", STRING, "log.message.timestamp.type"),
-    DIRTY_RATIO: Setting(
+    "index.interval.bytes": TopicSetting("index_interval", "index_interval", INT, "log.index.interval.bytes"),
+    LAG_MAX: TopicSetting("compaction_lag_max", "compaction_lag_max_ms", LONG, "log.cleaner.max.compaction.lag.ms"),
+    "max.message.bytes": TopicSetting("batch_bytes_max", "batch_bytes_max", INT, "message.max.bytes"),
+    "message.timestamp.type": TopicSetting("timestamp_type", "timestamp_type", STRING, "log.message.timestamp.type"),
+    DIRTY_RATIO: TopicSetting(
         "compaction_dirty_percent", "compaction_dirty_percent", DOUBLE, "log.cleaner.min.cleanable.ratio"
     ),
-    "min.compaction.lag.ms": Setting("compaction_lag", "compaction_lag_ms", LONG, "log.cleaner.min.compaction.lag.ms"),
-    "retention.bytes": Setting("retention_bytes", "retention_bytes", LONG, "log.retention.bytes"),
-    "retention.ms": Setting("retention_ms", "retention_ms", LONG, "log.retention.ms"),
-    "segment.bytes": Setting("segment_size", "segment_size", INT, "log.segment.bytes"),
-    "segment.ms": Setting("segment_age", "segment_age_ms", LONG, "log.roll.ms"),
+    "min.compaction.lag.ms": TopicSetting(
+        "compaction_lag", "compaction_lag_ms", LONG, "log.cleaner.min.compaction.lag.ms"
+    ),
+    "retention.bytes": TopicSetting("retention_bytes", "retention_bytes", LONG, "log.retention.bytes"),
+    "retention.ms": TopicSetting("retention_ms", "retention_ms", LONG, "log.retention.ms"),
+    "segment.bytes": TopicSetting("segment_size", "segment_size", INT, "log.segment.bytes"),
+    "segment.ms": TopicSetting("segment_age", "segment_age_ms", LONG, "log.roll.ms"),
 }
 
 # Configs that have no effect on a single broker that syncs before it confirms, with their effective values. Setting
@@ -131,7 +133,7 @@ def overrides(given: Mapping[str, str | None]) -> dict[str, object]:
     return changed
 
 
-def parse(name: str, setting: Setting, value: str | None) -> object:
+def parse(name: str, setting: TopicSetting, value: str | None) -> object:
     if value is None or (name == "compression.type" and value == PRODUCER):
         return None
     if name == DIRTY_RATIO:
@@ -191,21 +193,21 @@ def check(context: KafkaContext, changed: Mapping[str, object]) -> object:
     return stream_settings(given, context.config.stream, origin="from the request")
 
 
-def topic_configs(context: KafkaContext, stream: Stream) -> list[Config]:
+def topic_configs(context: KafkaContext, stream: Stream) -> list[ConfigValue]:
     return shown(context.broker.streams.base(stream.kind), stream.settings, stream.document.config)
 
 
-def shown(base: object, settings: object, set_here: Container[str]) -> list[Config]:
+def shown(base: object, settings: object, set_here: Container[str]) -> list[ConfigValue]:
     found = []
     for name, setting in SETTINGS.items():
         inherited = PRODUCER if name == "compression.type" else kafka_value(name, getattr(base, setting.field))
         fallback = Value(setting.of_broker, inherited, SOURCE_DEFAULT)
         if setting.ours in set_here:
             own = kafka_value(name, getattr(settings, setting.field))
-            found.append(Config(name, own, SOURCE_TOPIC, setting.kind, fallback))
+            found.append(ConfigValue(name, own, SOURCE_TOPIC, setting.kind, fallback))
         else:
-            found.append(Config(name, inherited, SOURCE_DEFAULT, setting.kind, fallback))
-    fixed = [Config(name, value, SOURCE_DEFAULT, kind) for name, (value, kind) in (FIXED | ONLY).items()]
+            found.append(ConfigValue(name, inherited, SOURCE_DEFAULT, setting.kind, fallback))
+    fixed = [ConfigValue(name, value, SOURCE_DEFAULT, kind) for name, (value, kind) in (FIXED | ONLY).items()]
     return sorted(found + fixed)
 
 
@@ -220,7 +222,7 @@ def kafka_value(name: str, value: Any) -> str:
     return TO_KAFKA.get(value, str(value))
 
 
-def broker_configs(context: KafkaContext, bound: tuple[str, int]) -> list[Config]:
+def broker_configs(context: KafkaContext, bound: tuple[str, int]) -> list[ConfigValue]:
     config = context.config
     address = f"PLAINTEXT://{bound[0]}:{bound[1]}"
     values: list[tuple[str, object, int]] = [
@@ -243,7 +245,7 @@ def broker_configs(context: KafkaContext, bound: tuple[str, int]) -> list[Config
         ("offsets.retention.minutes", context.coordination.groups.settings.offsets_retention_ms // 60_000, INT),
         ("transactional.id.expiration.ms", ID_EXPIRATION_MS, INT),
     ]
-    return [Config(name, str(value), SOURCE_STATIC, kind) for name, value, kind in values]
+    return [ConfigValue(name, str(value), SOURCE_STATIC, kind) for name, value, kind in values]
 
 
 async def describe_configs(context: KafkaContext, request: Request, fields: Any) -> dict[str, Any]:
@@ -270,7 +272,7 @@ async def describe_configs(context: KafkaContext, request: Request, fields: Any)
     return {"results": results}
 
 
-def resource_configs(context: KafkaContext, request: Request, resource: Any) -> list[Config]:
+def resource_configs(context: KafkaContext, request: Request, resource: Any) -> list[ConfigValue]:
     allowed = context.access_of(request)
     if resource.resource_type == TOPIC:
         return topic_configs(context, allowed.sees.find(resource.resource_name))
@@ -284,7 +286,7 @@ def resource_configs(context: KafkaContext, request: Request, resource: Any) -> 
         if not resource.resource_name:
             raise InvalidInput(NO_DEFAULT_GROUP)
         return [
-            Config(
+            ConfigValue(
                 one.name,
                 one.value,
                 SOURCE_DEFAULT if one.is_default else SOURCE_GROUP,
@@ -297,7 +299,7 @@ def resource_configs(context: KafkaContext, request: Request, resource: Any) -> 
     raise InvalidInput(f"unknown resource type {resource.resource_type}")
 
 
-def describe(one: Config, resource_type: int, fields: Any) -> dict[str, Any]:
+def describe(one: ConfigValue, resource_type: int, fields: Any) -> dict[str, Any]:
     return {
         "name": one.name,
         "value": one.value,
@@ -310,7 +312,7 @@ def describe(one: Config, resource_type: int, fields: Any) -> dict[str, Any]:
     }
 
 
-def synonyms(one: Config) -> list[Value]:
+def synonyms(one: ConfigValue) -> list[Value]:
     """The value and the one that it overrides. The broker's config has a different name."""
     own = Value(one.name, one.value, one.source)
     if one.inherited is None:
