@@ -48,6 +48,7 @@ from headrace.log.disk.disk import Disk, RealDisk
 from headrace.log.memory.spill import Spill
 from headrace.log.recovery.recovery import RecoveryReport
 from headrace.log.shard import Shard
+from headrace.log.tier.location import absolute_path
 
 TICK_S = 0.05
 MEMBERS_SHARE = 8  # members of groups may take at most this part of the memory limit
@@ -296,5 +297,5 @@ def _with_absolute_paths(config: Config) -> Config:
     config = msgspec.structs.replace(config, data_dir=os.path.abspath(config.data_dir))
     if config.log.tier_dir is None:
         return config
-    log = msgspec.structs.replace(config.log, tier_dir=os.path.abspath(config.log.tier_dir))
+    log = msgspec.structs.replace(config.log, tier_dir=absolute_path(config.log.tier_dir))
     return msgspec.structs.replace(config, log=log)

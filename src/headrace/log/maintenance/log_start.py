@@ -51,7 +51,7 @@ class StartOffsets:
             if segment.max_timestamp >= 0:
                 return segment.max_timestamp
             try:
-                return self._disk.modified_ms(segment.data_path)
+                return segment.source.modified_ms(self._disk, segment)
             except OSError:
                 return now_ms  # keep it for now
 

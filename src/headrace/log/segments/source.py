@@ -5,6 +5,7 @@ as they lie in a local file. A sealed segment can move to another source, as its
 archived segments are in log/tier, and `tier/sources.py` chooses among them.
 """
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
@@ -134,6 +135,15 @@ class SegmentSource(ABC):
         """Remove the segment's files. False when storage refuses for now and the caller is to try again later."""
 
     @abstractmethod
+    def modified_ms(self, disk: Disk, segment: StoredSegment) -> int:
+        """When the stored file was written. OSError if that cannot be found out."""
+
+    @abstractmethod
+    def hold(self, disk: Disk, segment: StoredSegment, target: str) -> str | None:
+        """Keep the segment readable for a reader in another process, whatever the broker does with it, by links whose
+        paths begin with `target`. The path to open; None if that is not possible. FileNotFoundError if it is gone."""
+
+    @abstractmethod
     def evict(self) -> None:
         """Drop cached batches of this source."""
 
@@ -178,6 +188,13 @@ class LocalFile(SegmentSource):
             with suppress(FileNotFoundError):  # not every segment has every kind of file
                 disk.unlink(path)
         return True
+
+    def modified_ms(self, disk: Disk, segment: StoredSegment) -> int:
+        return disk.modified_ms(segment.data_path)
+
+    def hold(self, disk: Disk, segment: StoredSegment, target: str) -> str | None:
+        os.link(segment.data_path, target + paths.DATA)
+        return target + paths.DATA
 
     def evict(self) -> None:
         """Nothing to do: local files are cached by the operating system."""
