@@ -21,7 +21,7 @@ from headrace.broker.metrics.history import History
 from headrace.broker.pressure.pressure import Pressure
 from headrace.broker.pressure.reclaimable import Cache, ReadAhead
 from headrace.broker.queues.dead_letter_browser import DeadLetterBrowser
-from headrace.broker.schemas.registry import Schemas
+from headrace.broker.schemas.on_demand import SchemaRegistry
 from headrace.broker.sinks.ledger import Ledger
 from headrace.broker.sinks.pipeline_reports import Pipelines
 from headrace.broker.sinks.read_leases import ReadLeases
@@ -124,7 +124,7 @@ class Broker:
             has_folder=self.disk.exists(keys_folder),
             decompressed_bytes_max=config.decompressed_bytes_max,
         )
-        self.schemas = Schemas(self.streams, self._pages, self.appender, shard)
+        self.schemas = SchemaRegistry(self.streams, self._pages, self.appender, shard)
 
     def _make_sinks(self) -> None:
         """Exactly-once sinks and bulk readers."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from headrace.broker.schemas.registry import TOPIC
+from headrace.broker.schemas.topic import TOPIC
 from headrace.schemas.state import RegistryState
 from tests.listeners.http.live import Live
 from tests.listeners.http.registries import INT, LONG, ONE, STRING, TWO, Registry

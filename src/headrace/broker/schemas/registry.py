@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from headrace.broker.cooperative import uncancellable
 from headrace.broker.schemas.parser_thread import Parsing
+from headrace.broker.schemas.topic import TOPIC
 from headrace.broker.streams import publish
 from headrace.broker.streams.append import Appender
 from headrace.broker.streams.partition import Partition
@@ -41,7 +42,6 @@ from headrace.schemas.state import IMPORT, Config, Content, Entry, Reference, Re
 
 logger = logging.getLogger("headrace.schemas")
 
-TOPIC = "_schemas"
 TABLE, LAST_ID = "schemas", b"last_id"
 COMPACT = "compact"  # not "compact,delete", which would delete the oldest schemas
 PAGE_MESSAGES, PAGE_BYTES = 1_000, 1 << 20
@@ -381,4 +381,4 @@ class Schemas:
         return stream
 
 
-__all__ = ["TOPIC", "Content", "Reference", "Schemas", "Version", "check_subject"]
+__all__ = ["Content", "Reference", "Schemas", "Version", "check_subject"]

@@ -6,7 +6,7 @@ Read only, for users who may read the topic `_schemas`; changes go to /registry.
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.schemas.registry import TOPIC
+from headrace.broker.schemas.topic import TOPIC
 from headrace.broker.types.vhost_names import DEFAULT
 from headrace.errors import NotFound
 from headrace.listeners.http.management.parameters import (
@@ -19,18 +19,12 @@ from headrace.listeners.http.management.parameters import (
     object_response,
     query_of,
 )
-from headrace.listeners.http.server.authentication import Caller
-from headrace.listeners.http.server.authorization import caller_of, management
+from headrace.listeners.http.server.authorization import caller_of
 from headrace.listeners.http.server.context import HttpContext
 from headrace.schemas.refusals import RegistryError
 from headrace.schemas.state import LEVEL, VERSION_MAX, RegistryState, Version, references_shape
 
 REFERRERS_MAX = 100  # listed in one response; the rest is only counted
-
-
-def reads_schemas(caller: Caller, request: Request) -> None:
-    management(caller, request)
-    caller.read(TOPIC)
 
 
 def _may_write(request: Request) -> bool:
@@ -60,12 +54,12 @@ def _subject_json(known: RegistryState, name: str) -> JsonObject:
 
 async def registry(context: HttpContext, request: Request) -> Response:
     """Global compatibility and mode."""
-    known = await context.broker.schemas.current()
+    known = await context.broker.schemas.registry.current()
     return json_response({"compatibility": known.level(), "mode": known.mode(), "may_write": _may_write(request)})
 
 
 async def list_subjects(context: HttpContext, request: Request) -> Response:
-    known = await context.broker.schemas.current()
+    known = await context.broker.schemas.registry.current()
     names = known.subjects(deleted=flag(query_of(request).get("deleted")))
     return await listing(
         context, request, names, lambda name: _subject_json(known, name), name=lambda name: name, quick={"subject": str}
@@ -73,7 +67,7 @@ async def list_subjects(context: HttpContext, request: Request) -> Response:
 
 
 async def get_subject(context: HttpContext, request: Request) -> Response:
-    known = await context.broker.schemas.current()
+    known = await context.broker.schemas.registry.current()
     name = _subject(known, request)
     shape = _subject_json(known, name) | {"default_compatibility": known.level(), "mode": known.mode(name)}
     return object_response(request, {**shape, "may_write": _may_write(request)})
@@ -81,7 +75,7 @@ async def get_subject(context: HttpContext, request: Request) -> Response:
 
 async def list_versions(context: HttpContext, request: Request) -> Response:
     """All versions, newest first, including deleted ones, without the schemas themselves."""
-    known = await context.broker.schemas.current()
+    known = await context.broker.schemas.registry.current()
     subject = _subject(known, request)
 
     def shape(version: Version) -> JsonObject:
@@ -100,7 +94,7 @@ async def list_versions(context: HttpContext, request: Request) -> Response:
 
 async def get_version(context: HttpContext, request: Request) -> Response:
     """A version with its schema, its references and the versions that refer to it."""
-    known = await context.broker.schemas.current()
+    known = await context.broker.schemas.registry.current()
     asked = number(name_of(request, "version"), "version", least=1, most=VERSION_MAX)
     try:
         found = known.version(name_of(request, "subject"), asked, deleted=True)

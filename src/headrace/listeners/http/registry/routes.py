@@ -13,8 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headrace.broker.schemas.registry import TOPIC, check_subject
+from headrace.broker.schemas.registry import check_subject
+from headrace.broker.schemas.topic import TOPIC
 from headrace.errors import InvalidInput, MalformedJson
+from headrace.listeners.http.registry import PREFIX
 from headrace.listeners.http.server.authentication import Caller
 from headrace.listeners.http.server.authorization import Handler, Need, router
 from headrace.listeners.http.server.context import ChunkedResponse, HttpContext
@@ -43,7 +45,6 @@ from headrace.wire.http import strict_json
 
 logger = logging.getLogger("headrace.http")
 
-PREFIX = "/registry"
 MEDIA = "application/vnd.schemaregistry.v1+json"
 BODY_BYTES_MAX = 4 << 20
 DEFAULT_CONTEXT, ALL_CONTEXTS = ":.:", ":*:"  # newer clients put a context before names and prefixes
@@ -130,7 +131,7 @@ def _page(query: Query, found: Sequence[Any], most: int | None = None) -> Sequen
 async def _rendered(context: HttpContext, query: Query, content: Content) -> dict[str, Any]:
     shape = content_shape(content)
     if query.text("format") == "serialized" and content.kind == PROTOBUF:
-        shape["schema"] = await context.broker.schemas.serialized(content)
+        shape["schema"] = await context.broker.schemas.registry.serialized(content)
     return shape
 
 
@@ -142,20 +143,20 @@ async def types(context: HttpContext, request: Request) -> Response:
 
 
 async def by_id(context: HttpContext, request: Request) -> Response:
-    known, query = await context.broker.schemas.current(), _query(request)
+    known, query = await context.broker.schemas.registry.current(), _query(request)
     shape = await _rendered(context, query, known.content(_id(request)))
     return _response({**shape, "maxId": known.last_id} if _is(query, "fetchMaxId") else shape)
 
 
 async def text_by_id(context: HttpContext, request: Request) -> Response:
-    known, query = await context.broker.schemas.current(), _query(request)
+    known, query = await context.broker.schemas.registry.current(), _query(request)
     shape = await _rendered(context, query, known.content(_id(request)))
     return ChunkedResponse(shape["schema"].encode(), 200, media_type=MEDIA)
 
 
 async def uses(context: HttpContext, request: Request) -> Response:
     """Subjects, or subjects and versions, that use a schema id."""
-    known, query = await context.broker.schemas.current(), _query(request)
+    known, query = await context.broker.schemas.registry.current(), _query(request)
     number = _id(request)
     known.content(number)
     found = [one for one in known.uses(number) if _is(query, "deleted") or not one.deleted]
@@ -165,7 +166,7 @@ async def uses(context: HttpContext, request: Request) -> Response:
 
 
 async def list_schemas(context: HttpContext, request: Request) -> Response:
-    known, query = await context.broker.schemas.current(), _query(request)
+    known, query = await context.broker.schemas.registry.current(), _query(request)
     found: list[Version] = []
     for subject in _names(known, query):
         versions = known.versions(subject, deleted=_is(query, "deleted"))
@@ -190,20 +191,20 @@ def _names(known: RegistryState, query: Query) -> list[str]:
 
 
 async def list_subjects(context: HttpContext, request: Request) -> Response:
-    known, query = await context.broker.schemas.current(), _query(request)
+    known, query = await context.broker.schemas.registry.current(), _query(request)
     return _response(_page(query, _names(known, query)))
 
 
 async def look_up(context: HttpContext, request: Request) -> Response:
     query, body = _query(request), await _body(request)
     subject, wanted = _subject(request), {name: _is(query, name) for name in ("deleted", "normalize")}
-    found = await context.broker.schemas.look_up(subject, _content(body), **wanted)
+    found = await context.broker.schemas.registry.look_up(subject, _content(body), **wanted)
     return _response(found.shape())
 
 
 async def latest_with_metadata(context: HttpContext, request: Request) -> Response:
     """The latest version whose metadata has all the given properties."""
-    known, query, subject = await context.broker.schemas.current(), _query(request), _subject(request)
+    known, query, subject = await context.broker.schemas.registry.current(), _query(request), _subject(request)
     wanted = dict(zip(query.texts("key"), query.texts("value"), strict=False))
     versions = known.versions(subject, deleted=_is(query, "deleted"))
     if not versions:
@@ -216,11 +217,11 @@ async def latest_with_metadata(context: HttpContext, request: Request) -> Respon
 
 async def delete_subject(context: HttpContext, request: Request) -> Response:
     permanent = _is(_query(request), "permanent")
-    return _response(await context.broker.schemas.delete_subject(_subject(request), permanent=permanent))
+    return _response(await context.broker.schemas.registry.delete_subject(_subject(request), permanent=permanent))
 
 
 async def list_versions(context: HttpContext, request: Request) -> Response:
-    known, query, subject = await context.broker.schemas.current(), _query(request), _subject(request)
+    known, query, subject = await context.broker.schemas.registry.current(), _query(request), _subject(request)
     only, as_negative = _is(query, "deletedOnly"), _is(query, "deletedAsNegative")
     found = known.versions(subject, deleted=_is(query, "deleted") or only or as_negative)
     if not found:
@@ -236,7 +237,7 @@ async def register(context: HttpContext, request: Request) -> Response:
     for number in (body.id, body.version):
         if (number or 0) > VERSION_MAX or body.id == 0:
             raise refusals.invalid_version(str(number))
-    made = await context.broker.schemas.register(
+    made = await context.broker.schemas.registry.register(
         subject,
         _content(body),
         schema_id=body.id if (body.id or 0) > 0 else None,
@@ -248,20 +249,20 @@ async def register(context: HttpContext, request: Request) -> Response:
 
 
 async def get_version(context: HttpContext, request: Request) -> Response:
-    known, query, subject = await context.broker.schemas.current(), _query(request), _subject(request)
+    known, query, subject = await context.broker.schemas.registry.current(), _query(request), _subject(request)
     found = known.version(subject, _version(request), deleted=_is(query, "deleted"))
     return _response({**found.shape(), **await _rendered(context, query, found.content)})
 
 
 async def get_text(context: HttpContext, request: Request) -> Response:
-    known, query, subject = await context.broker.schemas.current(), _query(request), _subject(request)
+    known, query, subject = await context.broker.schemas.registry.current(), _query(request), _subject(request)
     found = known.version(subject, _version(request), deleted=_is(query, "deleted"))
     shape = await _rendered(context, query, found.content)
     return ChunkedResponse(shape["schema"].encode(), 200, media_type=MEDIA)
 
 
 async def referred_by(context: HttpContext, request: Request) -> Response:
-    known, query, subject = await context.broker.schemas.current(), _query(request), _subject(request)
+    known, query, subject = await context.broker.schemas.registry.current(), _query(request), _subject(request)
     one = known.version(subject, _version(request), deleted=True)
     users = known.referred_by(subject, one.version, deleted=_is(query, "deleted"))
     return _response(_page(query, sorted({user.id for user in users})))
@@ -270,7 +271,7 @@ async def referred_by(context: HttpContext, request: Request) -> Response:
 async def delete_version(context: HttpContext, request: Request) -> Response:
     permanent = _is(_query(request), "permanent")
     subject, number = _subject(request), _version(request)
-    return _response(await context.broker.schemas.delete_version(subject, number, permanent=permanent))
+    return _response(await context.broker.schemas.registry.delete_version(subject, number, permanent=permanent))
 
 
 # Compatibility
@@ -282,7 +283,7 @@ async def compare(context: HttpContext, request: Request) -> Response:
     number = _version(request) if "version" in request.path_params else None
     normalize, verbose = _is(query, "normalize"), _is(query, "verbose")
     try:
-        found = await context.broker.schemas.differences(subject, _content(body), number, normalize=normalize)
+        found = await context.broker.schemas.registry.differences(subject, _content(body), number, normalize=normalize)
     except RegistryError as error:
         if not verbose or error.code != refusals.INVALID_SCHEMA:
             raise
@@ -292,7 +293,7 @@ async def compare(context: HttpContext, request: Request) -> Response:
 
 
 async def get_config(context: HttpContext, request: Request) -> Response:
-    known, query = await context.broker.schemas.current(), _query(request)
+    known, query = await context.broker.schemas.registry.current(), _query(request)
     if "subject" not in request.path_params:
         return _response(known.config())
     subject = _subject(request)
@@ -306,7 +307,7 @@ async def put_config(context: HttpContext, request: Request) -> Response:
     """Changes only the given fields; null restores the default."""
     _query(request)
     subject = _subject(request) if "subject" in request.path_params else None
-    config = await context.broker.schemas.set_config(subject, _changes(await _json(request)))
+    config = await context.broker.schemas.registry.set_config(subject, _changes(await _json(request)))
     if LEVEL in config:
         config = {"compatibility": config.pop(LEVEL), **config}
     return _response(config)
@@ -343,14 +344,14 @@ async def delete_config(context: HttpContext, request: Request) -> Response:
     """Returns the previous value."""
     _query(request)
     subject = _subject(request) if "subject" in request.path_params else None
-    return _response(await context.broker.schemas.delete_config(subject))
+    return _response(await context.broker.schemas.registry.delete_config(subject))
 
 
 # Modes
 
 
 async def get_mode(context: HttpContext, request: Request) -> Response:
-    known, query = await context.broker.schemas.current(), _query(request)
+    known, query = await context.broker.schemas.registry.current(), _query(request)
     if "subject" not in request.path_params:
         return _response({"mode": known.mode()})
     subject = _subject(request)
@@ -366,7 +367,7 @@ async def put_mode(context: HttpContext, request: Request) -> Response:
     mode = (await _json(request)).get("mode")
     if not isinstance(mode, str) or mode.upper() not in MODES:
         raise refusals.invalid_mode()
-    await context.broker.schemas.set_mode(subject, mode.upper(), force=_is(query, "force"))
+    await context.broker.schemas.registry.set_mode(subject, mode.upper(), force=_is(query, "force"))
     return _response({"mode": mode.upper()})
 
 
@@ -374,7 +375,7 @@ async def delete_mode(context: HttpContext, request: Request) -> Response:
     """Returns the previous value."""
     _query(request)
     subject = _subject(request) if "subject" in request.path_params else None
-    return _response({"mode": await context.broker.schemas.delete_mode(subject)})
+    return _response({"mode": await context.broker.schemas.registry.delete_mode(subject)})
 
 
 # Everything else
@@ -456,7 +457,7 @@ class Registry:
         except ClientDisconnected:
             raise
         except Exception as error:  # noqa: BLE001 - the outermost handler of this API
-            damage = self._context.broker.schemas.damage
+            damage = self._context.broker.schemas.registry.damage
             is_missing = isinstance(error, RegistryError) and error.code // 100 == 404
             # A client that gets 404 gives the message up, but the schema may be in the damaged part of the log.
             await _error_response(damage if damage is not None and is_missing else error)(scope, receive, send)

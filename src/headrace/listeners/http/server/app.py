@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.errors import CrossOrigin, NotFound
 from headrace.listeners.common.addresses import source_of
@@ -27,8 +27,7 @@ from headrace.listeners.http.native import (
     topics,
 )
 from headrace.listeners.http.openapi import document
-from headrace.listeners.http.registry.routes import PREFIX as REGISTRY
-from headrace.listeners.http.registry.routes import Registry
+from headrace.listeners.http.registry import PREFIX as REGISTRY
 from headrace.listeners.http.server.authorization import (
     Handler,
     Need,
@@ -115,7 +114,7 @@ class App:
         self._context = context
         self._router = router(context, ROUTES)
         self._api = Api(context)
-        self._registry = Registry(context)
+        self._registry: ASGIApp | None = None  # loaded when it is first used
         self._pages = router(context, (("GET", path, handler, public) for path, handler in PAGES))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -141,7 +140,10 @@ class App:
                 elif scope["path"].startswith("/api/") or scope["path"] == "/api":
                     await self._api(scope, receive, count_and_send)
                 elif scope["path"].startswith(f"{REGISTRY}/") or scope["path"] == REGISTRY:
-                    await self._registry(scope, receive, count_and_send)
+                    registry = self._registry
+                    if registry is None:
+                        registry = self._registry = await asyncio.to_thread(_load_registry, self._context)
+                    await registry(scope, receive, count_and_send)
                 else:
                     await self._router(scope, receive, count_and_send)
             except (ClientDisconnected, asyncio.CancelledError):
@@ -152,6 +154,13 @@ class App:
                 response = _error_response(error, scope)
                 if not started:
                     await response(scope, receive, count_and_send)
+
+
+def _load_registry(context: HttpContext) -> ASGIApp:
+    """The schema registry. Its modules take some ten milliseconds to import, so this runs in a thread."""
+    from headrace.listeners.http.registry.routes import Registry
+
+    return Registry(context)
 
 
 def _error_response(error: Exception, scope: Scope) -> Response:
