@@ -244,7 +244,6 @@ LARGE_CLASSES: dict[str, tuple[int, int]] = {
     "broker/queues/view.py:View": (26, 22),
     "broker/schemas/registry.py:Schemas": (28, 12),
     "broker/streams/streams.py:Streams": (30, 14),
-    "broker/transactions/coordinator.py:Transactions": (39, 9),
     "broker/transactions/producers.py:Producers": (27, 7),
     "broker/vhosts/store.py:QueueStore": (35, 9),
     "broker/vhosts/vhost.py:VirtualHost": (31, 19),

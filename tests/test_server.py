@@ -277,8 +277,6 @@ def test_hostile_bodies_are_refused_and_memory_stays_flat(start: Any) -> None:
 def test_a_broker_that_uses_no_schemas_does_not_load_the_schema_registry() -> None:
     """The registry has no dependency to leave out, so it is optional in this way: it costs nothing until it is used."""
     listeners = ", ".join(f"headrace.listeners.{name}.listener" for name in ("amqp", "kafka", "http"))
-    code = (
-        f"import sys, headrace.server, {listeners}; print([m for m in sys.modules if 'headrace.schemas' in m])"
-    )
+    code = f"import sys, headrace.server, {listeners}; print([m for m in sys.modules if 'headrace.schemas' in m])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -13,9 +13,11 @@ import pytest
 from headrace.broker.broker import Broker
 from headrace.broker.groups.offsets import CommittedOffset
 from headrace.broker.streams.partition import Partition
-from headrace.broker.transactions.coordinator import EPOCH_MAX, JOINED, Transactions
+from headrace.broker.transactions.batches import TransactionBatches
+from headrace.broker.transactions.coordinator import Transactions
 from headrace.broker.transactions.producers import batches_from
-from headrace.broker.transactions.transaction import NO_INSTANCE, Instance, Transaction
+from headrace.broker.transactions.table import JOINED
+from headrace.broker.transactions.transaction import EPOCH_MAX, NO_INSTANCE, Instance, Transaction
 from headrace.clock import ManualClock
 from headrace.errors import HeadraceError
 from headrace.log.log import Log
@@ -58,7 +60,9 @@ class Client:
                 base_sequence=sequence,
                 transactional=True,
             )
-            await transactions.append(Partition(0, log_of(broker, topic)), data, codec.validate(data), (topic, 0))
+            await transactions.batches.append(
+                Partition(0, log_of(broker, topic)), data, codec.validate(data), (topic, 0)
+            )
             return replace(self, written=self.written + 1, sequences={**self.sequences, topic: sequence + 1})
         if topics and self.written == len(topics):
             offset = CommittedOffset("g", "a", 0, log_of(broker, "a").id, self.transaction, -1, "", 1)
@@ -130,7 +134,7 @@ async def explore(folder: Path, seed: int) -> tuple[str, int]:
     await transactions.begin_producer("x", 60_000)
     one = transactions.get("x")
     one.epoch = EPOCH_MAX - 2
-    await transactions._put(one)
+    await transactions._table.put(one)
     client, crashes, seen = Client(one.instance), 0, set()
     found: list[tuple[SimulatedDisk, str]] = []
 
@@ -183,7 +187,7 @@ async def test_a_batch_that_is_stored_before_its_partition_is_found(
         self._open(one)  # type: ignore[arg-type]
         one.partitions[where] = log_id  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(Transactions, "_join", join)
+    monkeypatch.setattr(TransactionBatches, "_join", join)
     assert "D9" in (await explore(tmp_path, 0))[0]
 
 

@@ -111,7 +111,7 @@ class Broker:
             self.clock,
             self.pressure,
             producers,
-            self.coordination.transactions,
+            self.coordination.transactions.batches,
             decompressed_bytes_max=config.decompressed_bytes_max,
         )
         self._pages = PageReader(producers.aborted, config.decompressed_bytes_max)

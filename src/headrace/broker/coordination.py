@@ -56,12 +56,12 @@ class Coordination:
             settings, clock, timers, shard.group, self._counts, self.shares.settings_of, self.member_budget
         )
         self.producers = Producers(shard, clock)
-        self.transactions = Transactions(shard, clock, timers, self.producers, self.groups)
+        self.transactions = Transactions(shard, clock, timers, self.producers, self.groups.offsets, self._spawn)
         self._tasks: set[asyncio.Task[Any]] = set()
         self.shares.load()
         self.groups.load(shard.state.items)
         self.producers.load()
-        self.transactions.load(self._spawn)
+        self.transactions.load()
         streams.on_delete(self._forget_stream)
         self._timer = self._loop.call_later(SNAPSHOT_INTERVAL_S, self._snapshot)
         self._snapshots: asyncio.Task[None] | None = None

@@ -50,7 +50,7 @@ class ProducerSequences(Protocol):
 
 
 class TransactionAppends(Protocol):
-    """See transactions/coordinator.py."""
+    """See transactions/batches.py."""
 
     def name_of(self, producer_id: int) -> str | None: ...
 

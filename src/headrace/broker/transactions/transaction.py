@@ -25,6 +25,7 @@ class Instance(NamedTuple):
 
 
 NO_INSTANCE = Instance(-1, -1)
+EPOCH_MAX = 32766  # the highest epoch of a producer; the last int16 is reserved for fencing
 
 
 class OwedMarker(msgspec.Struct, frozen=True, array_like=True):
@@ -136,3 +137,7 @@ class Transaction:
         self.partitions, self.groups, self.offsets = {}, set(), {}
         self.joined, self.joining = {}, set()
         self.started_ms = -1
+
+
+def joined_key(one: Transaction, log_id: int) -> bytes:
+    return log_id.to_bytes(8, "big") + one.transactional_id.encode()
