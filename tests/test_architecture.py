@@ -236,7 +236,6 @@ LARGE_CLASSES: dict[str, tuple[int, int]] = {
     "broker/groups/classic/group.py:ClassicGroup": (33, 16),
     "broker/groups/consumer/group.py:ConsumerGroup": (36, 18),
     "broker/groups/coordinator.py:Groups": (27, 11),
-    "broker/groups/share/groups.py:ShareGroups": (40, 11),
     "broker/pressure/pressure.py:Pressure": (23, 30),
     "broker/queues/flush.py:FlushCoordinator": (28, 17),
     "broker/queues/limits.py:QueueLimits": (28, 13),

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any
 
+from headrace.broker.groups.config_store import GroupConfigs
 from headrace.broker.groups.coordinator import Groups
 from headrace.broker.groups.member_budget import MemberBudget
 from headrace.broker.groups.settings import GroupSettings
@@ -51,9 +52,10 @@ class Coordination:
         self._loop = asyncio.get_running_loop()
         self._topics, timers = TopicCounts(streams), ForgivingTimers(self._loop)
         self.member_budget = MemberBudget(settings.members_bytes_max)
-        self.shares = ShareGroups(shard, clock, timers, self._counts, self.member_budget)
+        self.group_configs = GroupConfigs(shard)
+        self.shares = ShareGroups(shard, clock, timers, self._counts, self.member_budget, self.group_configs)
         self.groups = Groups(
-            settings, clock, timers, shard.group, self._counts, self.shares.settings_of, self.member_budget
+            settings, clock, timers, shard.group, self._counts, self.group_configs.get, self.member_budget
         )
         self.producers = Producers(shard, clock)
         self.transactions = Transactions(shard, clock, timers, self.producers, self.groups.offsets, self._spawn)

@@ -189,4 +189,4 @@ class Readable:
         self.future.cancel()
 
 
-__all__ = ["PART_BYTES_MIN", "FileRange", "Partition", "ReadWaits", "Readable", "when_loaded"]
+__all__ = ["PART_BYTES_MIN", "Chunk", "FileRange", "Partition", "ReadWaits", "Readable", "when_loaded"]
