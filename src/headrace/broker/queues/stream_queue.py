@@ -9,10 +9,12 @@ from headrace.broker.queues.consumers import Consumer
 from headrace.broker.queues.dispatcher import Dispatcher
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.queue_arguments import QueueArguments, max_age_ms
-from headrace.broker.queues.view import View
-from headrace.broker.streams.partition import ReadWaits
+from headrace.broker.queues.view import View, stored_log
+from headrace.broker.streams.partition import Cancellable, ReadWaits
 from headrace.broker.types.message import Message, from_record
 from headrace.errors import ArgumentMismatch, NotSupported
+from headrace.log.log import Log
+from headrace.log.memory.memory_log import MemoryLog
 from headrace.record import codec
 from headrace.record.amqp.properties import Timestamp
 from headrace.record.types import Record
@@ -28,10 +30,10 @@ class StreamPosition:
 
     level = 0
 
-    def __init__(self, log: Any, offset: int) -> None:
+    def __init__(self, log: Log | MemoryLog, offset: int) -> None:
         self.log = log
         self.next = offset
-        self.waiter: Any = None
+        self.waiter: Cancellable | None = None
         self.is_loading = False
         self.ahead_max = 1
         self._ahead: deque[Record] = deque()  # decoded, and waiting for credit
@@ -163,7 +165,7 @@ class StreamQueue(Queue):
         Raises ReadWaits if the disk must be read. The caller must then repeat the call with the same now_ms, or another
         part of the log would be needed.
         """
-        log = self.view.log
+        log = stored_log(self.view)
         if wanted is None or wanted == "next":
             return int(log.stable_end)
         if wanted == "first":

@@ -1,11 +1,14 @@
 """Reads a view's log: caches the chunk being delivered from and the records decoded out of it."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headrace.broker.streams.read import with_batch_decompressed, without_aborted
 from headrace.broker.types.aborted_ranges import Aborts
 from headrace.errors import DecompressedTooLarge, OffsetOutOfRange
+from headrace.log.log import Log
+from headrace.log.memory.memory_log import MemoryLog
+from headrace.log.read.chunk import Chunk
 from headrace.record import codec
 from headrace.record.types import Record
 
@@ -27,14 +30,14 @@ class Run(NamedTuple):
 class ViewReader:
     """Owned by one View; used on the event-loop thread."""
 
-    def __init__(self, log: Any, aborted: Callable[[], Aborts]) -> None:
+    def __init__(self, log: Log | MemoryLog, aborted: Callable[[], Aborts]) -> None:
         self._log = log
         self._aborted = aborted
-        self._chunk: Any = None
+        self._chunk: Chunk | None = None
         self._ahead: dict[int, Record] = {}  # every record of the chunk within _ahead_range
         self._ahead_range = range(0)
 
-    def chunk(self, run: Run) -> Any:
+    def chunk(self, run: Run) -> Chunk:
         """Whole batches that contain run.start; the first may begin earlier. May block on the disk."""
         cached = self._chunk
         if cached is not None and cached.base_offset <= run.start < cached.next_offset:
@@ -47,7 +50,7 @@ class ViewReader:
         if cached is None or not cached.base_offset <= run.start < cached.next_offset:
             self._read_chunk(run, self._log.read_now)
 
-    def _read_chunk(self, run: Run, read: Callable[[int, int], Any]) -> Any:
+    def _read_chunk(self, run: Run, read: Callable[[int, int], Chunk]) -> Chunk:
         chunk = read(run.start, READ_BYTES_ONE if run.returned else READ_BYTES)
         if chunk.next_offset <= run.start:
             raise OffsetOutOfRange(run.start, self._log.start_offset, self._log.visible_end)
@@ -55,7 +58,7 @@ class ViewReader:
         chunk = self._chunk = self.committed(chunk)
         return chunk
 
-    def committed(self, chunk: Any) -> Any:
+    def committed(self, chunk: Chunk) -> Chunk:
         """The chunk without records of open and aborted transactions."""
         if chunk.next_offset > self._log.stable_end:
             chunk = chunk._replace(next_offset=self._log.stable_end)  # read again when the transaction has ended

@@ -4,11 +4,12 @@ Used by the HTTP listener, the key index, the schema registry, and queue views.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headrace.broker.streams.partition import Partition, ReadWaits, when_loaded
 from headrace.broker.types.aborted_ranges import NO_ABORTS, Aborted, Aborts
 from headrace.errors import CorruptBatch, CorruptLog, DecompressedTooLarge, UnreadableBatch
+from headrace.log.read.chunk import Chunk
 from headrace.record import codec
 from headrace.record.batch.recompress import recompress
 from headrace.record.layout import ATTRIBUTES_AT, CODEC_MASK, NONE
@@ -100,23 +101,23 @@ def read_page(
     return Page(records, offset)
 
 
-def committed(chunk: Any, aborted: Aborts) -> list[BatchInfo]:
+def committed(chunk: Chunk, aborted: Aborts) -> list[BatchInfo]:
     """The batches without those of aborted transactions. Decode them one at a time and only as far as needed: a few
     kilobytes of them may decompress to gigabytes."""
     infos, near = codec.scan(chunk.data, verify_crc=False), _aborted_in(chunk, aborted)
     return [info for info in infos if not _is_aborted(info, near)] if near else infos
 
 
-def aborted_batches(chunk: Any, aborted: Aborts) -> list[BatchInfo]:
+def aborted_batches(chunk: Chunk, aborted: Aborts) -> list[BatchInfo]:
     near = _aborted_in(chunk, aborted)
     return [info for info in codec.scan(chunk.data, verify_crc=False) if _is_aborted(info, near)] if near else []
 
 
-def _aborted_in(chunk: Any, aborted: Aborts) -> list[Aborted]:
+def _aborted_in(chunk: Chunk, aborted: Aborts) -> list[Aborted]:
     return aborted.between(chunk.base_offset, chunk.next_offset)
 
 
-def without_aborted(chunk: Any, aborted: Aborts) -> Any:
+def without_aborted(chunk: Chunk, aborted: Aborts) -> Chunk:
     """The chunk without the batches of aborted transactions.
 
     If any batch is left, the chunk ends behind the last one: readers advance as far as the data goes, and find the
@@ -129,7 +130,7 @@ def without_aborted(chunk: Any, aborted: Aborts) -> Any:
     return chunk._replace(data=b"".join(data[info.position : info.end] for info in infos), next_offset=next_offset)
 
 
-def with_batch_decompressed(chunk: Any, offset: int, bytes_max: int) -> Any:
+def with_batch_decompressed(chunk: Chunk, offset: int, bytes_max: int) -> Chunk:
     """The chunk; or, if the batch with this offset is compressed, that batch alone, decompressed.
 
     Raises DecompressedTooLarge if that takes more than bytes_max."""

@@ -20,7 +20,7 @@ from headrace.log.log import Log
 from headrace.log.shard import Shard
 from headrace.record import codec
 from headrace.record.codec import is_commit
-from headrace.record.types import BatchInfo
+from headrace.record.types import BatchInfo, Buffer
 
 logger = logging.getLogger("headrace.broker")
 
@@ -96,7 +96,7 @@ class Producers:
             logger.error("%s is served up to offset %d and accepts no messages: %s", log.slug, reached, damage)
 
     @staticmethod
-    def _apply(tracked: Tracked, data: bytes | memoryview, info: BatchInfo, now_ms: int) -> None:
+    def _apply(tracked: Tracked, data: Buffer, info: BatchInfo, now_ms: int) -> None:
         tracked.bytes_since += info.size
         if info.producer_id < 0 or info.base_offset < tracked.upto:
             return
@@ -322,7 +322,7 @@ class Producers:
             tracked.upto = before  # the next snapshot covers it
 
 
-def batches_from(log: Log, offset: int) -> Iterator[tuple[bytes | memoryview, BatchInfo]]:
+def batches_from(log: Log, offset: int) -> Iterator[tuple[Buffer, BatchInfo]]:
     offset = max(offset, log.start_offset)
     while offset < log.visible_end:
         chunk = log.read(offset, SCAN_BYTES)

@@ -23,7 +23,7 @@ from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.queue_arguments import STREAM, QueueArguments, parse_arguments
 from headrace.broker.queues.stream_queue import StreamQueue
 from headrace.broker.queues.vhost_services import VhostServices
-from headrace.broker.queues.view import View, ViewEvents
+from headrace.broker.queues.view import View, ViewEvents, stored_log
 from headrace.broker.queues.view_state import SETTLE_TABLE, Delta
 from headrace.broker.routing.exchanges import Binding, Exchange, canonical, is_kind, make_exchange
 from headrace.broker.routing.router import Routing
@@ -225,7 +225,7 @@ class QueueStore:
             )
         queue = Queue(vhost, name, policy, open_views, durable=True, auto_delete=auto_delete, arguments=arguments)
         for view in queue.views:
-            self._producers.watch(view.log, partial(queue.settle_void, view))
+            self._producers.watch(stored_log(view), partial(queue.settle_void, view))
         return queue
 
     def _open_views(self, stream: Stream, events: ViewEvents, *, is_settled: bool) -> list[View]:
@@ -278,7 +278,7 @@ class QueueStore:
         if document["owns_stream"] and self.streams.find(queue.name, vhost) is not None:
             await self.streams.delete(queue.name, vhost)
         for view in queue.views:
-            view.log.unsettled_from = None
+            stored_log(view).unsettled_from = None
         await self._forget_settles(queue.views)
         await self._remove_document(vhost, queue.name)
 
@@ -331,7 +331,7 @@ class QueueStore:
                 raise  # the topic stays: a queue declared on it again would start where this one was
             logger.info("settles of a deleted queue stay on the disk: %s", error)
         for view in views:
-            self._producers.unwatch(view.log)
+            self._producers.unwatch(stored_log(view))
 
     # Bindings.
 

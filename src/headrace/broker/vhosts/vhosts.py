@@ -14,7 +14,7 @@ from headrace.broker.queues.flush import FlushCoordinator
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.queue_arguments import QueueArguments
 from headrace.broker.queues.stream_queue import StreamQueue
-from headrace.broker.queues.view import View
+from headrace.broker.queues.view import View, stored_log
 from headrace.broker.queues.view_state import SETTLE_TABLE
 from headrace.broker.streams.streams import Stream, Streams
 from headrace.broker.transactions.producers import Producers
@@ -168,7 +168,7 @@ class VirtualHosts:
         """The `views` whose log belongs to the queue. Messages settled by a queue on a topic are still the topic's:
         others read them, and the topic's retention deletes them."""
         for policy, view in self.views():
-            found = self.store.streams.of_log(view.log.id)
+            found = self.store.streams.of_log(stored_log(view).id)
             if found is not None and found[0].kind != "topic":
                 yield policy, view
 

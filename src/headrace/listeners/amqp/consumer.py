@@ -11,6 +11,7 @@ from headrace.errors import HeadraceError
 from headrace.listeners.amqp.consumer_timeouts import WatchedDeliveries
 from headrace.listeners.amqp.session import Session
 from headrace.listeners.amqp.transport import AmqpTransport
+from headrace.record.types import Buffer
 from headrace.wire.amqp.deliver import DeliveryEncoder, Encoded
 from headrace.wire.amqp.methods import content_frames, frame
 from headrace.wire.amqp.scan import ChannelState
@@ -112,7 +113,7 @@ class AmqpConsumer:
         return min((self.prefetch or UNACKED_MAX) - self.in_flight, room)
 
     def deliver(
-        self, view: View, data: Any, start: int, end: int, count_max: int, redelivered_below: int, expired_until: int
+        self, view: View, data: Buffer, start: int, end: int, count_max: int, redelivered_below: int, expired_until: int
     ) -> Encoded:
         encoded = self._encode(data, start, end, self._source(view).number, count_max, redelivered_below, expired_until)
         count = encoded.count

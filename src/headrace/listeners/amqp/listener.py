@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 from headrace.broker.broker import Broker
 from headrace.config import Address, Config
@@ -64,7 +63,7 @@ class AmqpListener:
         self.context.timeouts.close()
 
 
-async def start(broker: Broker, bind: Address, config: Config, *, tls: Tls | None = None) -> Any:
+async def start(broker: Broker, bind: Address, config: Config, *, tls: Tls | None = None) -> AmqpListener:
     listener = AmqpListener(broker, config)
     await listener.start(bind, tls)
     return listener

@@ -7,6 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.broker.groups.coordinator import Listed
 from headrace.broker.groups.offsets import CommittedOffset
 from headrace.broker.streams.streams import Stream
 from headrace.errors import Conflict, GroupNotFound, HeadraceError, InvalidInput
@@ -120,7 +121,7 @@ async def get(context: HttpContext, request: Request) -> Response:
     return object_response(request, {**summary, "positions": _positions(context, name), "member_details": members})
 
 
-def _listed(context: HttpContext, name: str) -> Any:
+def _listed(context: HttpContext, name: str) -> Listed:
     for listed in context.broker.coordination.groups.listing():
         if listed.group_id == name:
             return listed

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.broker.cooperative import YieldEvery
+from headrace.broker.metrics.counters import Histogram
 from headrace.broker.metrics.history import INTERVAL_S, QUEUES_PER_SECOND, Sample
 from headrace.broker.types.vhost_names import DEFAULT
 from headrace.listeners.http.management import representations
@@ -25,7 +26,7 @@ QUANTILES = (0.5, 0.99)
 COLUMNS = ("at", "published", "delivered", "acked", "sent", "ready", "unacked", "sync_ms", "bytes_written")
 
 
-def quantile(histogram: Any, share: float) -> float | None:
+def quantile(histogram: Histogram, share: float) -> float | None:
     """Upper bound of the bucket that contains the quantile; None without observations."""
     total = sum(histogram.counts)
     if not total:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from headrace.broker.broker import Broker
 from headrace.broker.cooperative import YieldEvery
-from headrace.broker.metrics.counters import ListenerStats
+from headrace.broker.metrics.counters import Histogram, ListenerStats
 from headrace.broker.standbys import Standbys
 from headrace.listeners.http.metrics import rabbitmq_and_kafka_names
 from headrace.listeners.http.metrics.pressure import pressure_metrics
@@ -214,7 +214,7 @@ def _of_struct(counters: Any, prefix: str, texts: dict[str, str]) -> "Iterator[M
             yield _histogram(prefix + name, text, value)
 
 
-def _histogram(name: str, text: str, histogram: Any) -> "Metric":
+def _histogram(name: str, text: str, histogram: Histogram) -> "Metric":
     from prometheus_client.metrics_core import HistogramMetricFamily
 
     buckets: list[tuple[str, float]] = []
