@@ -5,6 +5,7 @@ The AMQP and HTTP listeners use queues through this class only. Everything runs 
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from headrace.broker.queues.backlog import Backlog
@@ -25,12 +26,19 @@ from headrace.record.codec import BatchWriter
 from headrace.record.layout import SEAL_BYTES
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class QueueServices(VhostServices):
+    """The parts of a vhost that its queues use."""
+
+    delete_unused: "Callable[[Queue], asyncio.Task[None] | None]"  # of auto-delete and x-expires
+
+
 class Queue:
     """A classic or quorum queue. `open_views` makes its views, one for each priority level, highest first."""
 
     def __init__(
         self,
-        vhost: VhostServices,
+        vhost: QueueServices,
         name: str,
         policy: QueueArguments,
         open_views: Callable[[ViewEvents], list[View]],

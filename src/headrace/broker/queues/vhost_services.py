@@ -1,16 +1,11 @@
-"""The parts of a vhost that its queues use."""
+"""The parts of a vhost that the components of its queues use; `queue.py QueueServices` adds what only queues use."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from headrace.broker.queues.dead_lettering import DeadLettering
 from headrace.broker.queues.flush import FlushCoordinator
 from headrace.clock import Clock
-
-if TYPE_CHECKING:
-    from headrace.broker.queues.queue import Queue
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,4 +17,3 @@ class VhostServices:
     clock: Clock
     flushes: FlushCoordinator
     dead_letters: DeadLettering
-    delete_unused: "Callable[[Queue], asyncio.Task[None] | None]"  # of auto-delete and x-expires

@@ -19,10 +19,9 @@ from headrace.broker.catalog.arguments_json import loaded, stored
 from headrace.broker.catalog.catalog import Catalog, shaped
 from headrace.broker.queues.delays import Delays
 from headrace.broker.queues.flush import FlushCoordinator
-from headrace.broker.queues.queue import Queue
+from headrace.broker.queues.queue import Queue, QueueServices
 from headrace.broker.queues.queue_arguments import STREAM, QueueArguments, parse_arguments
 from headrace.broker.queues.stream_queue import StreamQueue
-from headrace.broker.queues.vhost_services import VhostServices
 from headrace.broker.queues.view import View, ViewEvents, stored_log
 from headrace.broker.queues.view_state import SETTLE_TABLE, Delta
 from headrace.broker.routing.exchanges import Binding, Exchange, canonical, is_kind, make_exchange
@@ -67,7 +66,7 @@ class LoadedHost(Protocol):
     """A vhost, as far as `load` fills it."""
 
     @property
-    def services(self) -> VhostServices: ...
+    def services(self) -> QueueServices: ...
     @property
     def routing(self) -> Routing[Queue]: ...
     @property
@@ -128,7 +127,7 @@ class QueueStore:
 
     async def create_queue(
         self,
-        vhost: VhostServices,
+        vhost: QueueServices,
         name: str,
         policy: QueueArguments,
         auto_delete: bool,
@@ -164,7 +163,7 @@ class QueueStore:
             )
 
     def make_memory_queue(
-        self, vhost: VhostServices, name: str, policy: QueueArguments, declared: QueueDeclared, owner: object
+        self, vhost: QueueServices, name: str, policy: QueueArguments, declared: QueueDeclared, owner: object
     ) -> Queue:
         """A queue in memory: transient or exclusive. Nothing is stored."""
         levels = list(reversed(range(policy.priority_max + 1)))
@@ -194,14 +193,14 @@ class QueueStore:
             group.merge(SETTLE_TABLE, _key(partition.log.id), Delta(RangeSet([(0, end)]), RangeSet(), 0).encode())
         await group.commit()
 
-    def make_topic_queue(self, vhost: VhostServices, name: str, stream: Stream) -> Queue:
+    def make_topic_queue(self, vhost: QueueServices, name: str, stream: Stream) -> Queue:
         """A topic as a stream queue. Nothing is stored: the topic exists."""
         policy = QueueArguments(kind=STREAM)
         return self._make(vhost, name, policy, stream, TOPIC.auto_delete, dict(TOPIC.arguments), is_topic=True)
 
     def _make(
         self,
-        vhost: VhostServices,
+        vhost: QueueServices,
         name: str,
         policy: QueueArguments,
         stream: Stream,

@@ -11,10 +11,9 @@ from typing import Any, Protocol
 
 from headrace.broker.queues.dead_lettering import DeadLettering
 from headrace.broker.queues.delays import Delays
-from headrace.broker.queues.queue import Queue
+from headrace.broker.queues.queue import Queue, QueueServices
 from headrace.broker.queues.queue_arguments import CLASSIC, STREAM
 from headrace.broker.queues.stream_queue import StreamQueue
-from headrace.broker.queues.vhost_services import VhostServices
 from headrace.broker.routing.exchanges import Exchange
 from headrace.broker.routing.router import Routing
 from headrace.broker.vhosts.declarations import (
@@ -74,7 +73,7 @@ class VirtualHost:
         self.delays: Delays[Queue] = Delays(name, store, self.routing, self.queues, clock)
         self.dead_letters = DeadLettering(self.routing, self.queues, self.delays, self.flushes, clock)
         loop = asyncio.get_running_loop()
-        self.services = VhostServices(name, loop, clock, self.flushes, self.dead_letters, self._delete_unused)
+        self.services = QueueServices(name, loop, clock, self.flushes, self.dead_letters, self._delete_unused)
         self._policies = policies
         self._deleted_queues = deleted_queues
         self._changing = asyncio.Lock()
