@@ -272,3 +272,11 @@ def test_hostile_bodies_are_refused_and_memory_stays_flat(start: Any) -> None:
     peak_kb = int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{process.pid}/status").read_text())[1])  # type: ignore[index]
     assert peak_kb < 450 * 1024
     assert process.request("GET", "/topics")["topics"] == []
+
+
+def test_a_broker_that_uses_no_schemas_does_not_load_the_schema_registry() -> None:
+    """The registry has no dependency to leave out, so it is optional in this way: it costs nothing until it is used."""
+    listeners = ", ".join(f"headrace.listeners.{name}.listener" for name in ("amqp", "kafka", "http"))
+    code = f"import sys, headrace.server, {listeners}; print([m for m in sys.modules if 'headrace.schemas' in m])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from headrace.broker.groups.classic.members import Join, Joined, Synced
+from headrace.broker.groups.classic.members import Join, JoinResult, Synced
 from headrace.broker.groups.config import DEFAULTS, GroupConfig
 from headrace.broker.groups.coordinator import Groups
 from headrace.broker.groups.settings import GroupSettings
@@ -142,8 +142,8 @@ class World:
         self.timers = ManualTimers(self.clock)
         self.groups = self.open()
 
-    def join(self, group: str, member_id: str = "", **values: Any) -> "Answer[Joined]":
-        answer: Answer[Joined] = Answer()
+    def join(self, group: str, member_id: str = "", **values: Any) -> "Answer[JoinResult]":
+        answer: Answer[JoinResult] = Answer()
         fields: dict[str, Any] = {
             "member_id": member_id,
             "instance_id": None,
@@ -158,14 +158,14 @@ class World:
         self.groups.join(group, Join(**fields), answer)
         return answer
 
-    def sync(self, group: str, joined: Joined, assignments: Mapping[str, bytes] | None = None) -> "Answer[Synced]":
+    def sync(self, group: str, joined: JoinResult, assignments: Mapping[str, bytes] | None = None) -> "Answer[Synced]":
         answer: Answer[Synced] = Answer()
         self.groups.known_classic(group).sync(
             joined.member_id, None, joined.generation, "consumer", joined.protocol, assignments or {}, answer
         )
         return answer
 
-    def stable(self, group: str, count: int) -> list[Joined]:
+    def stable(self, group: str, count: int) -> list[JoinResult]:
         """A group with that many members, each assigned its own id."""
         ids = [""] * count
         answers = [self.join(group) for _ in ids]

@@ -9,7 +9,7 @@ import pytest
 from headrace.broker.groups.assign import Assignment, TopicPartition, assign_range, assign_uniform
 from headrace.broker.groups.classic.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
 from headrace.broker.groups.classic.group import ClassicGroup
-from headrace.broker.groups.classic.members import Joined, Synced
+from headrace.broker.groups.classic.members import JoinResult, Synced
 from headrace.broker.groups.consumer.group import ConsumerGroup, Heartbeat
 from headrace.errors import (
     FencedInstance,
@@ -56,7 +56,7 @@ class ClassicClient:
         self.owned: Owned = frozenset()
         self.wants_join = True
         self.values = values
-        self._joining: Answer[Joined] | None = None
+        self._joining: Answer[JoinResult] | None = None
         self._syncing: Answer[Synced] | None = None
 
     @property
@@ -127,7 +127,7 @@ class ClassicClient:
         self.wants_join = self.is_cooperative and bool(self.owned - assigned)  # what it gave up is for somebody else
         self.owned = assigned
 
-    def _assign(self, joined: Joined) -> dict[str, bytes]:
+    def _assign(self, joined: JoinResult) -> dict[str, bytes]:
         said = {member_id: decode_subscription(metadata) for member_id, _, metadata in joined.members}
         topics = {member_id: one.topics for member_id, one in said.items()}
         held = {member_id: set(one.owned) for member_id, one in said.items()}

@@ -13,10 +13,10 @@ import pytest
 from headrace.broker.broker import Broker
 from headrace.broker.streams.cursors import CURSORS_MAX
 from headrace.broker.streams.partition import ReadWaits
-from headrace.broker.streams.publish import Shape, prepare
+from headrace.broker.streams.publish import StreamShape, prepare
 from headrace.broker.streams.read import PageReader
 from headrace.broker.types.aborted_ranges import NO_ABORTS
-from headrace.broker.vhosts.settings import Metadata
+from headrace.broker.vhosts.settings import VhostMetadata
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import (
@@ -137,13 +137,13 @@ async def test_the_queue_type_of_a_vhost_holds_for_new_queues_after_a_restart_to
 
     first = await Broker.open(config(tmp_path))
     assert await declare(first, "before") == "classic"
-    await first.vhosts.create("/", metadata=Metadata(default_queue_type="quorum"))
+    await first.vhosts.create("/", metadata=VhostMetadata(default_queue_type="quorum"))
     await first.close()
     again = await Broker.open(config(tmp_path))
     assert [await declare(again, name) for name in ("before", "new", "new")] == ["classic", "quorum", "quorum"]
     assert await declare(again, "said", x_queue_type="classic") == "classic"
     assert await declare(again, "fleeting", durable=False) == "classic", "no other kind can be that"
-    await again.vhosts.create("/", metadata=Metadata())
+    await again.vhosts.create("/", metadata=VhostMetadata())
     with pytest.raises(ArgumentMismatch):
         await declare(again, "new")
     await again.close()
@@ -267,7 +267,7 @@ async def test_keys_choose_partitions_as_kafka_clients_do(broker: Broker) -> Non
 
 async def test_one_request_is_one_batch_per_partition(broker: Broker) -> None:
     stream = await broker.streams.create("t", 2)
-    prepared = prepare(Shape.of(stream), [message(b"x", b"k%d" % i) for i in range(100)], 1, 0)
+    prepared = prepare(StreamShape.of(stream), [message(b"x", b"k%d" % i) for i in range(100)], 1, 0)
     assert sorted(part.partition for part in prepared) == [0, 1]
     assert all(len(part.infos) == 1 for part in prepared)
 
@@ -330,7 +330,7 @@ async def test_cursors_survive_a_kill(tmp_path: Path) -> None:
     assert not again.report.clean
     [position] = again.cursors.positions("job")
     assert (position.offset, position.lag) == (7, 3)
-    assert again.streams.get("t").partitions[0].log.holds == {"cursor:job": 7}
+    assert again.streams.get("t").partitions[0].log.pins == {"cursor:job": 7}
     await again.close()
 
 
@@ -353,12 +353,12 @@ async def test_unpinning_lets_retention_go_on(broker: Broker) -> None:
     stream = await broker.streams.create("t")
     log = stream.partitions[0].log
     await broker.cursors.commit("job", stream, {0: 0}, pin=True)
-    assert log.holds == {"cursor:job": 0}
+    assert log.pins == {"cursor:job": 0}
     await broker.cursors.commit("job", stream, {0: 0}, pin=False)
-    assert log.holds == {}
+    assert log.pins == {}
     await broker.cursors.commit("job", stream, {0: 0}, pin=True)
     await broker.cursors.delete("job")
-    assert log.holds == {}
+    assert log.pins == {}
 
 
 async def test_the_number_of_cursors_is_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

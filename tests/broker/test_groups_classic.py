@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.broker.groups.classic.members import GroupState, Joined
+from headrace.broker.groups.classic.members import GroupState, JoinResult
 from headrace.broker.groups.timers import ForgivingTimers
 from headrace.errors import (
     FencedInstance,
@@ -234,7 +234,7 @@ def test_a_static_member_that_restarts_keeps_its_place_without_a_rebalance(world
         world.groups.known_classic("g").heartbeat(first.member_id, "one", first.generation)
 
 
-def static_pair(world: World, protocols: tuple[tuple[str, bytes], ...] = (("range", b"metadata"),)) -> list[Joined]:
+def static_pair(world: World, protocols: tuple[tuple[str, bytes], ...] = (("range", b"metadata"),)) -> list[JoinResult]:
     """The leader "one" and "two", between join and sync."""
     first = world.join("g", instance_id="one", protocols=protocols).result
     world.sync("g", first)
@@ -244,7 +244,7 @@ def static_pair(world: World, protocols: tuple[tuple[str, bytes], ...] = (("rang
     return [again, second.result]
 
 
-def assign(world: World, leader: Joined) -> None:
+def assign(world: World, leader: JoinResult) -> None:
     """To each its instance's name."""
     world.sync("g", leader, {member_id: str(name).encode() for member_id, name, _ in leader.members})
 

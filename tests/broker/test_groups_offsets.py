@@ -4,7 +4,7 @@ import pytest
 
 from headrace.broker.groups.consumer.group import Heartbeat
 from headrace.broker.groups.coordinator import SWEEP_S
-from headrace.broker.groups.offsets import Committed
+from headrace.broker.groups.offsets import CommittedOffset
 from headrace.errors import (
     GroupNotFound,
     HeadraceError,
@@ -16,9 +16,9 @@ from headrace.errors import (
 from tests.broker.group_world import World
 
 
-def committed(offset: int, group: str = "g", topic: str = "t", **values: object) -> Committed:
+def committed(offset: int, group: str = "g", topic: str = "t", **values: object) -> CommittedOffset:
     fields = {"partition": 0, "log_id": 1, "leader_epoch": 0, "metadata": "", "commit_ms": 1_700_000_000_000}
-    return Committed(group=group, topic=topic, offset=offset, **{**fields, **values})  # type: ignore[arg-type]
+    return CommittedOffset(group=group, topic=topic, offset=offset, **{**fields, **values})  # type: ignore[arg-type]
 
 
 def test_d7_a_commit_is_answered_and_seen_only_once_it_is_durable() -> None:

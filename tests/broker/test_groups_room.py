@@ -20,7 +20,7 @@ def world() -> World:
 
 
 def held(world: World) -> int:
-    return world.groups.room.held_bytes()
+    return world.groups.member_budget.held_bytes()
 
 
 def fill(join: Callable[[int], object]) -> int:
@@ -76,7 +76,7 @@ def test_ids_given_out_and_not_used_are_counted(world: World) -> None:
         except MemberIdRequired:
             pass
 
-    world.groups.room.bytes_max = 20 * MEMBER_BYTES
+    world.groups.member_budget.bytes_max = 20 * MEMBER_BYTES
     assert fill(ask) < 20
     world.timers.advance(11)
     assert held(world) == 0
@@ -156,11 +156,11 @@ def test_a_group_changes_its_protocol_though_there_is_no_room_for_two_of_it(worl
     world.sync("g", joined).result  # noqa: B018
     before = held(world)
     newcomer = Heartbeat(member_id="m", epoch=0, topics=frozenset({"t"}))
-    world.groups.room.bytes_max = before
+    world.groups.member_budget.bytes_max = before
     with pytest.raises(MembersFull):
         world.groups.heartbeat("g", newcomer)
     assert held(world) == before, "who is refused changes nothing"
-    world.groups.room.bytes_max = 10 * MB
+    world.groups.member_budget.bytes_max = 10 * MB
     world.groups.heartbeat("g", newcomer)
     assert held(world) < before + 2 * MEMBER_BYTES
 
@@ -168,14 +168,14 @@ def test_a_group_changes_its_protocol_though_there_is_no_room_for_two_of_it(worl
 def test_nobody_is_asked_again_for_each_that_joins(world: World) -> None:
     """A walk over all members for each of them would be a quadratic start of a large group."""
     looked = 0
-    keep = world.groups.room.keep
+    keep = world.groups.member_budget.keep
 
     def counted(*values: object) -> None:
         nonlocal looked
         looked += 1
         keep(*values)  # type: ignore[arg-type]
 
-    world.groups.room.keep = counted  # type: ignore[method-assign]
+    world.groups.member_budget.keep = counted  # type: ignore[method-assign]
     for _ in range(200):
         answer = world.join("g")
         assert answer.value is None or not isinstance(answer.value, HeadraceError)

@@ -101,7 +101,7 @@ async def test_compaction_leaves_what_a_queue_on_the_topic_has_not_settled(tmp_p
     await broker.housekeeping.once()
     assert sum(segment.records for segment in log.segments) < 30
     await host.delete_queue("t")
-    assert log.compaction_hold is None
+    assert log.compaction_pin is None
     await broker.close()
 
 
@@ -226,12 +226,12 @@ async def test_what_a_pin_keeps_from_compaction_is_not_rewritten_over_and_over(t
     log = topic.partitions[0].log
     for _ in range(10):
         await broker.publish(topic, [(b"k", b"x" * 900, (), None, -1)])
-    log.holds["pin"] = 3
+    log.pins["pin"] = 3
     await broker.housekeeping.once()
     pinned = log.segments
     await broker.housekeeping.once()
     assert log.segments == pinned and log.compacted_until <= 3
-    del log.holds["pin"]
+    del log.pins["pin"]
     await broker.housekeeping.once()
     assert sum(segment.records for segment in log.segments if segment.is_sealed) == 1
     await broker.close()

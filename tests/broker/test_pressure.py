@@ -21,8 +21,8 @@ from headrace.broker.pressure.pressure import (
     MEMORY,
     MEMORY_STEPS,
     RATES,
-    Limits,
     Pressure,
+    PressureLimits,
     Usage,
     Verdict,
     judge,
@@ -32,7 +32,7 @@ from headrace.config import Config
 from headrace.errors import DiskFull, Overloaded
 
 MB = 1 << 20
-LIMITS = Limits(memory_bytes=1000 * MB, disk_free_bytes=100 * MB, pending_bytes=200 * MB)
+LIMITS = PressureLimits(memory_bytes=1000 * MB, disk_free_bytes=100 * MB, pending_bytes=200 * MB)
 SHARES = st.floats(0, 1.5)
 
 
@@ -173,7 +173,7 @@ class World:
 
     def step(self, seconds: float = 0.05) -> None:
         self.clock.now += seconds
-        self.pressure.took(1)
+        self.pressure.count_received(1)
         self.pressure.tick()
 
 
@@ -188,7 +188,7 @@ async def test_while_nothing_comes_and_all_is_well_memory_is_looked_at_once_a_se
         return world.memory.looks - before
 
     assert looks(160) == 10, "ten seconds"
-    world.pressure.took(1)
+    world.pressure.count_received(1)
     assert looks(1) == 1, "something came"
     world.memory.rss = 950 * MB  # of readers, who are not counted
     assert looks(16) >= 1 and world.pressure.verdict.memory_alarm
@@ -286,9 +286,9 @@ async def test_a_burst_is_looked_at_before_the_next_tick() -> None:
     changes: list[str | None] = []
     world.pressure.on_change(lambda verdict: changes.append(verdict.paused_by))
     world.memory.rss = 950 * MB
-    world.pressure.took(1 * MB)
+    world.pressure.count_received(1 * MB)
     assert changes == []
-    world.pressure.took(20 * MB)
+    world.pressure.count_received(20 * MB)
     assert changes == ["memory"]
     assert world.pressure.events["memory_paused"] == 1
     await world.pressure.close()

@@ -56,15 +56,15 @@ def test_a_batch_of_a_transaction_looks_at_no_producer_that_has_none() -> None:
     idle = [log.state.producers[producer] for producer in range(100)]
     for one in idle:
         del one.open_since
-    assert log.state.stable_hold == 100
+    assert log.state.stable_limit == 100
     for one in idle:
         one.open_since = None
     restored = PartitionProducers()
     restored.restore(log.state.snapshot(101, 0, 0))
-    assert restored.stable_hold == 100
+    assert restored.stable_limit == 100
     for state in (log.state, restored):
         state.ended(1000, 0, 101, commit=True)
-        assert state.stable_hold is None
+        assert state.stable_limit is None
 
 
 def test_a_repeated_batch_is_found_among_the_last_five() -> None:
@@ -122,11 +122,11 @@ def test_an_open_transaction_holds_the_stable_end_until_its_marker() -> None:
     log.append(info(0, producer=9))
     log.append(info(0, 2, transactional=True))
     log.append(info(0, 2, producer=2, transactional=True))
-    assert log.state.stable_hold == 1
+    assert log.state.stable_limit == 1
     log.state.ended(1, 0, 5, commit=True)
-    assert log.state.stable_hold == 3
+    assert log.state.stable_limit == 3
     log.state.ended(2, 0, 6, commit=False)
-    assert log.state.stable_hold is None
+    assert log.state.stable_limit is None
     assert log.state.aborted_between(0, 3) == []
     assert log.state.aborted_between(0, 4) == [(2, 3)]
     assert log.state.aborted_between(7, 9) == [], "its marker has passed"
@@ -316,7 +316,7 @@ def test_d6_what_a_refused_snapshot_was_to_know_is_kept_from_compaction(
     assert send(bench, producers, 19, producer=0, value=b"x" * 300, key=b"k").base_offset == 19
     producers.snapshot_all()
     bench.shard.pump()
-    assert bench.shard.log(1).compaction_hold == 40, "and is not needed once a snapshot is stored"
+    assert bench.shard.log(1).compaction_pin == 40, "and is not needed once a snapshot is stored"
     bench.shard.close()
 
 

@@ -132,7 +132,7 @@ async def test_what_a_queue_on_a_topic_has_settled_stays_in_the_topic(broker: Br
 
 async def test_a_cursor_holds_what_it_has_not_read(broker: Broker) -> None:
     queue = await queue_of(broker, 300)
-    queue.view.log.set_retention_hold("cursor", 10)
+    queue.view.log.set_pin("cursor", 10)
     settle_all_but(queue, set())
     await broker.reclaim.once()
     assert queue.view.log.start_offset <= 10

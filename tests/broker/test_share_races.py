@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.groups.share.groups import ShareGroup, ShareGroups
+from headrace.broker.groups.share.group import ShareGroup
+from headrace.broker.groups.share.groups import ShareGroups
 from headrace.broker.streams.partition import Partition
 from headrace.config import Config
 from headrace.errors import GroupNotEmpty, GroupNotFound
@@ -24,7 +25,7 @@ async def opened(folder: Path) -> AsyncIterator[tuple[Broker, ShareGroups]]:
 
 
 def beat(shares: ShareGroups, epoch: int = 0) -> None:
-    shares.heartbeat(
+    shares.members.heartbeat(
         "s", "m", epoch, client_id="", client_host="", rack_id=None, topics=frozenset({"t"}) if not epoch else None
     )
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.broker.groups.config_store import GroupConfigs
 from headrace.broker.groups.member_budget import MemberBudget
 from headrace.broker.groups.share.groups import ShareGroups
 from headrace.broker.groups.share.members import ShareMember
@@ -16,7 +17,7 @@ from tests.broker.test_share_races import opened
 
 def beat(shares: ShareGroups, epoch: int = 0, member_id: str = "m") -> tuple[ShareMember, bool]:
     topics = frozenset({"t"}) if epoch == 0 else None
-    return shares.heartbeat("s", member_id, epoch, client_id="c", client_host="/h", rack_id=None, topics=topics)
+    return shares.members.heartbeat("s", member_id, epoch, client_id="c", client_host="/h", rack_id=None, topics=topics)
 
 
 async def test_a_member_goes_on_after_a_restart_as_if_nothing_had_been(tmp_path: Path) -> None:
@@ -62,7 +63,9 @@ async def test_a_member_that_is_not_heard_of_after_a_restart_is_gone_when_its_se
         beat(shares, member_id="silent")
         clock = ManualClock()
         timers = ManualTimers(clock)
-        after = ShareGroups(broker.shard, clock, timers, lambda: {"t": 1}, MemberBudget(1 << 20))
+        after = ShareGroups(
+            broker.shard, clock, timers, lambda: {"t": 1}, MemberBudget(1 << 20), GroupConfigs(broker.shard)
+        )
         await broker.shard.group().commit()
         after.load()
         timers.advance(40)
@@ -97,7 +100,9 @@ async def test_locks_that_ended_are_counted_after_a_restart(tmp_path: Path) -> N
         partition = (await broker.streams.create("t")).partitions[0]
         clock = ManualClock()
         timers = ManualTimers(clock)
-        shares = ShareGroups(broker.shard, clock, timers, lambda: {"t": 1}, MemberBudget(1 << 20))
+        shares = ShareGroups(
+            broker.shard, clock, timers, lambda: {"t": 1}, MemberBudget(1 << 20), GroupConfigs(broker.shard)
+        )
         group = shares.group("s")
         await shares.begin(group, [partition])
         assert shares.partition(group, partition.log_id).acquire("m", 0, 1, 1, shares.lock_deadline(group))
@@ -129,11 +134,11 @@ async def test_who_is_not_let_in_makes_no_group(tmp_path: Path, monkeypatch: pyt
             with pytest.raises(UnknownMember):
                 beat(shares, epoch)
         with pytest.raises(InvalidInput):
-            shares.heartbeat("s", "m", 0, client_id="", client_host="", rack_id=None, topics=None)
+            shares.members.heartbeat("s", "m", 0, client_id="", client_host="", rack_id=None, topics=None)
         with pytest.raises(InvalidInput):
             beat(shares, member_id="m" * 1001)
         assert shares.all() == []
-        monkeypatch.setattr("headrace.broker.groups.share.groups.MEMBERS_MAX", 1)
+        monkeypatch.setattr("headrace.broker.groups.share.membership.MEMBERS_MAX", 1)
         beat(shares)
         with pytest.raises(GroupFull):
             beat(shares, member_id="other")
@@ -143,10 +148,12 @@ async def test_who_is_not_let_in_makes_no_group(tmp_path: Path, monkeypatch: pyt
 async def test_names_of_topics_that_are_not_there_take_room_also_when_they_come_later(tmp_path: Path) -> None:
     async with opened(tmp_path) as (broker, _):
         clock, room = ManualClock(), MemberBudget(1 << 20)
-        shares = ShareGroups(broker.shard, clock, ManualTimers(clock), dict, room)
+        shares = ShareGroups(broker.shard, clock, ManualTimers(clock), dict, room, GroupConfigs(broker.shard))
         epoch = beat(shares)[0].epoch
         before = room.held_bytes()
-        shares.heartbeat("s", "m", epoch, client_id="c", client_host="/h", rack_id=None, topics=frozenset({"x" * 1000}))
+        shares.members.heartbeat(
+            "s", "m", epoch, client_id="c", client_host="/h", rack_id=None, topics=frozenset({"x" * 1000})
+        )
         assert room.held_bytes() > before + 1000
         beat(shares, -1)
         assert room.held_bytes() == 0

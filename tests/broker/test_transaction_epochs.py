@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.groups.offsets import Committed
+from headrace.broker.groups.offsets import CommittedOffset
 from headrace.broker.streams.partition import Partition
-from headrace.broker.transactions.coordinator import EPOCH_MAX, JOINED
 from headrace.broker.transactions.producer_state import PartitionProducers
-from headrace.broker.transactions.transaction import ABORTED, COMMITTED, EMPTY, ONGOING, Instance
+from headrace.broker.transactions.table import JOINED
+from headrace.broker.transactions.transaction import ABORTED, COMMITTED, EMPTY, EPOCH_MAX, ONGOING, Instance
 from headrace.config import Config
 from headrace.errors import (
     ConcurrentTransactions,
@@ -59,7 +59,9 @@ def write(broker: Broker, producer: Instance, sequence: int = 0) -> Ticket:
         base_sequence=sequence,
         transactional=True,
     )
-    return broker.coordination.transactions.append(Partition(0, log_of(broker)), data, codec.validate(data), ("t", 0))
+    return broker.coordination.transactions.batches.append(
+        Partition(0, log_of(broker)), data, codec.validate(data), ("t", 0)
+    )
 
 
 async def begin(broker: Broker, epoch: int = 0) -> Instance:
@@ -77,8 +79,8 @@ async def end(broker: Broker, who: Instance, *, commit: bool = True) -> Instance
     return await broker.coordination.transactions.end_with_epoch("x", *who, commit=commit)
 
 
-def offset(number: int) -> Committed:
-    return Committed("g", "t", 0, 0, number, -1, "", 1)
+def offset(number: int) -> CommittedOffset:
+    return CommittedOffset("g", "t", 0, 0, number, -1, "", 1)
 
 
 def next_of(one: Instance) -> Instance:
@@ -139,7 +141,7 @@ async def test_a_partition_is_not_in_the_transaction_before_it_is_durable(tmp_pa
         producer = Instance(*await transactions.begin_producer("x", 60_000))
         first = write(broker, producer)
         with pytest.raises(InvalidTransactionState):
-            transactions.check_append(*producer, ("t", 0))
+            transactions.batches.check_append(*producer, ("t", 0))
         await transactions.add_partitions("x", *producer, {("t", 0): log_of(broker).id})
         assert first.done, "whoever is told so is told after the first"
 
@@ -351,7 +353,7 @@ async def test_after_its_last_epoch_a_producer_has_another_id(tmp_path: Path) ->
         assert await end(broker, following, commit=False) == next_of(following)
         known = broker.coordination.producers.of(log_of(broker).id)
         assert known is not None and known.aborted_between(0, 9) == [(following.producer_id, 2)]
-        assert broker.coordination.transactions.name_of(producer.producer_id) is None
+        assert broker.coordination.transactions.batches.name_of(producer.producer_id) is None
 
 
 async def test_a_last_end_that_found_no_room_leaves_the_producer_its_id(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.groups.offsets import Committed
+from headrace.broker.groups.offsets import CommittedOffset
 from headrace.broker.streams.partition import Partition
 from headrace.broker.transactions.producer_state import BATCHES_KEPT
 from headrace.broker.transactions.transaction import ABORTED, ONGOING
@@ -61,7 +61,7 @@ def log_of(broker: Broker) -> Any:
 
 async def write(broker: Broker, pid: int, epoch: int, sequence: int = 0) -> None:
     """A record of the transaction, as the listener has it: checked, then appended."""
-    broker.coordination.transactions.check_append(pid, epoch, ("t", 0))
+    broker.coordination.transactions.batches.check_append(pid, epoch, ("t", 0))
     data = codec.build(
         [(None, b"x", (), 1)],
         timestamp_ms=1,
@@ -220,7 +220,7 @@ async def test_d9_offsets_of_a_transaction_hang_on_it_until_its_end_is_on_the_di
         transactions, groups = broker.coordination.transactions, broker.coordination.groups
         pid, epoch = await transactions.begin_producer("x", 60_000)
         await transactions.add_group("x", pid, epoch, "g")
-        await transactions.commit_offsets("x", pid, epoch, [Committed("g", "t", 0, 1, 7, 0, "", 1)])
+        await transactions.commit_offsets("x", pid, epoch, [CommittedOffset("g", "t", 0, 1, 7, 0, "", 1)])
         ending = asyncio.ensure_future(transactions.end("x", pid, epoch, commit=commit))
         await asyncio.sleep(0)
         assert not ending.done()
@@ -332,9 +332,9 @@ async def test_d6_a_throttled_first_batch_of_a_transaction_stays_first(tmp_path:
 
         def send(sequence: int) -> Any:
             data = numbered(pid, epoch, sequence, transactional=True)
-            return transactions.append(Partition(0, log_of(broker)), data, codec.validate(data), ("t", 0))
+            return transactions.batches.append(Partition(0, log_of(broker)), data, codec.validate(data), ("t", 0))
 
-        with transactions._busy(transactions.get("x")), pytest.raises(ConcurrentTransactions):
+        with transactions._table.busy(transactions.get("x")), pytest.raises(ConcurrentTransactions):
             send(0)
         with pytest.raises(OutOfOrderSequence):
             send(1)
@@ -348,10 +348,10 @@ async def test_d6_a_throttled_later_batch_of_a_transaction_does_not_become_its_f
         pid, epoch = await transactions.begin_producer("x", 60_000)
         data = numbered(pid, epoch, 1, transactional=True)
         log, infos = log_of(broker), codec.validate(data)
-        with transactions._busy(transactions.get("x")), pytest.raises(ConcurrentTransactions):
-            transactions.append(Partition(0, log), data, infos, ("t", 0))
+        with transactions._table.busy(transactions.get("x")), pytest.raises(ConcurrentTransactions):
+            transactions.batches.append(Partition(0, log), data, infos, ("t", 0))
         with pytest.raises(OutOfOrderSequence):
-            transactions.append(Partition(0, log), data, infos, ("t", 0))
+            transactions.batches.append(Partition(0, log), data, infos, ("t", 0))
 
 
 async def test_d6_the_first_batch_of_a_producer_comes_first_though_its_log_was_being_cut_back(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.streams.partition import Partition
-from headrace.broker.transactions.coordinator import EPOCH_MAX, ID_EXPIRATION_MS, TRANSACTIONS, Transactions
-from headrace.broker.transactions.transaction import COMMITTED, NOBODY, ONGOING, Transaction
+from headrace.broker.transactions.coordinator import ID_EXPIRATION_MS, Transactions
+from headrace.broker.transactions.table import TRANSACTIONS
+from headrace.broker.transactions.transaction import COMMITTED, EPOCH_MAX, NO_INSTANCE, ONGOING, Transaction
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import ConcurrentTransactions, ProducerFenced, TransactionNotFound, UnknownProducer
@@ -90,7 +91,7 @@ async def test_a_producer_whose_answer_a_restart_lost_may_retry(tmp_path: Path, 
 def test_a_transactional_id_that_an_older_version_saved_is_read() -> None:
     one = Transaction.restored("x", msgspec.msgpack.encode([7, 3, 1000, ONGOING, 5, 6, [("t", 0, 1)], ["g"], []]))
     assert (one.producer_id, one.epoch, one.partitions) == (7, 3, {("t", 0): 1})
-    assert one.last == NOBODY and one.owed == []
+    assert one.last == NO_INSTANCE and one.owed == []
 
 
 # Expiry.
@@ -114,7 +115,7 @@ async def test_transactional_ids_are_forgotten_after_a_week_without_use_but_not_
         assert {one.transactional_id for one in transactions.every()} == {"open", "used"}
         with pytest.raises(UnknownProducer):
             await transactions.add_partitions("old", old, epoch, {})
-        assert transactions.name_of(old) is None
+        assert transactions.batches.name_of(old) is None
     async with opened(tmp_path, clock) as broker:
         transactions = broker.coordination.transactions
         with pytest.raises(TransactionNotFound):

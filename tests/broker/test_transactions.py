@@ -95,7 +95,7 @@ async def test_a_producer_whose_transaction_timed_out_gets_an_error_it_can_recov
         transactions = broker.coordination.transactions
         await time_out(broker)
         with pytest.raises(InvalidProducerEpoch):
-            transactions.check_append(pid, epoch, ("t", 0))
+            transactions.batches.check_append(pid, epoch, ("t", 0))
         await transactions.end("x", pid, epoch, commit=False)
         with pytest.raises(ProducerFenced):
             await transactions.end("x", pid, epoch - 1, commit=False)
@@ -114,7 +114,7 @@ async def test_what_a_transaction_may_not_do(tmp_path: Path) -> None:
         with pytest.raises(InvalidTransactionState):
             await transactions.end("x", pid, epoch, commit=True)
         with pytest.raises(InvalidTransactionState):
-            transactions.check_append(pid, epoch, ("t", 0))
+            transactions.batches.check_append(pid, epoch, ("t", 0))
         with pytest.raises(UnknownProducer):
             await transactions.add_partitions("x", pid + 1, epoch, {})
         again = await transactions.begin_producer("x", 1000)

@@ -11,11 +11,13 @@ from random import Random
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.groups.offsets import Committed
+from headrace.broker.groups.offsets import CommittedOffset
 from headrace.broker.streams.partition import Partition
-from headrace.broker.transactions.coordinator import EPOCH_MAX, JOINED, Transactions
+from headrace.broker.transactions.batches import TransactionBatches
+from headrace.broker.transactions.coordinator import Transactions
 from headrace.broker.transactions.producers import batches_from
-from headrace.broker.transactions.transaction import NOBODY, Instance, Transaction
+from headrace.broker.transactions.table import JOINED
+from headrace.broker.transactions.transaction import EPOCH_MAX, NO_INSTANCE, Instance, Transaction
 from headrace.clock import ManualClock
 from headrace.errors import HeadraceError
 from headrace.log.log import Log
@@ -58,10 +60,12 @@ class Client:
                 base_sequence=sequence,
                 transactional=True,
             )
-            await transactions.append(Partition(0, log_of(broker, topic)), data, codec.validate(data), (topic, 0))
+            await transactions.batches.append(
+                Partition(0, log_of(broker, topic)), data, codec.validate(data), (topic, 0)
+            )
             return replace(self, written=self.written + 1, sequences={**self.sequences, topic: sequence + 1})
         if topics and self.written == len(topics):
-            offset = Committed("g", "a", 0, log_of(broker, "a").id, self.transaction, -1, "", 1)
+            offset = CommittedOffset("g", "a", 0, log_of(broker, "a").id, self.transaction, -1, "", 1)
             await transactions.commit_offsets("x", *self.producer, [offset], joins=True)
             return replace(self, written=self.written + 1)
         following = await transactions.end_with_epoch("x", *self.producer, commit=commit)
@@ -130,7 +134,7 @@ async def explore(folder: Path, seed: int) -> tuple[str, int]:
     await transactions.begin_producer("x", 60_000)
     one = transactions.get("x")
     one.epoch = EPOCH_MAX - 2
-    await transactions._put(one)
+    await transactions._table.put(one)
     client, crashes, seen = Client(one.instance), 0, set()
     found: list[tuple[SimulatedDisk, str]] = []
 
@@ -183,7 +187,7 @@ async def test_a_batch_that_is_stored_before_its_partition_is_found(
         self._open(one)  # type: ignore[arg-type]
         one.partitions[where] = log_id  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(Transactions, "_join", join)
+    monkeypatch.setattr(TransactionBatches, "_join", join)
     assert "D9" in (await explore(tmp_path, 0))[0]
 
 
@@ -192,7 +196,7 @@ async def test_an_end_whose_answer_is_not_kept_is_found(tmp_path: Path, monkeypa
     saved = Transaction.saved
 
     def forgetful(one: Transaction) -> bytes:
-        last, one.last = one.last, NOBODY
+        last, one.last = one.last, NO_INSTANCE
         try:
             return saved(one)
         finally:

@@ -13,7 +13,7 @@ from headrace.log.commit.round import Ticket
 from headrace.log.log import Log, LogSpec
 from headrace.log.maintenance.compaction import LatestByKey
 from headrace.log.maintenance.compactor import Compactor
-from headrace.log.maintenance.retention import Limits, new_start
+from headrace.log.maintenance.retention import RetentionLimits, new_start
 from headrace.log.settings import LogSettings, StreamSettings
 from headrace.log.shard import Shard
 from headrace.record import codec
@@ -346,7 +346,9 @@ class World:
             return
         there = self.shard.logs[log.spec.id]
         now_ms = self.clock.now_ms()
-        limit = new_start(there.segments, Limits.of(there.settings, ()), there.start_offset, there.visible_end, now_ms)
+        limit = new_start(
+            there.segments, RetentionLimits.of(there.settings, ()), there.start_offset, there.visible_end, now_ms
+        )
         self._judge_retention(log, limit, now_ms)
         log.start_max = max(log.start_max, limit)
         ticket = self.shard.maintenance.starts.apply_retention(there, now_ms)

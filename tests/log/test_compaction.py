@@ -255,7 +255,7 @@ def test_whatever_is_written_between_passes_each_key_keeps_its_last_value(bench:
                 seen |= {key: (offset, value) for offset, key, value in written}
             else:
                 open_.setdefault(producer, []).extend(written)
-                log.hold_stable(min(min(rows)[0] for rows in open_.values()))
+                log.set_stable_limit(min(min(rows)[0] for rows in open_.values()))
         elif what < 0.9 and producer in open_:
             is_commit = rng.random() < 0.6
             marker = (b"\0\0" + is_commit.to_bytes(2, "big"), b"\0" * 6, (), now)
@@ -267,9 +267,9 @@ def test_whatever_is_written_between_passes_each_key_keeps_its_last_value(bench:
             for offset, key, value in written if is_commit else ():
                 if offset > seen.get(key, (-1, None))[0]:
                     seen[key] = offset, value
-            log.hold_stable(min((min(rows)[0] for rows in open_.values()), default=None))
+            log.set_stable_limit(min((min(rows)[0] for rows in open_.values()), default=None))
         elif what < 0.95:
-            log.holds = {"pin": rng.randrange(log.next_offset + 1)} if rng.random() < 0.5 else {}
+            log.pins = {"pin": rng.randrange(log.next_offset + 1)} if rng.random() < 0.5 else {}
         else:
             bench.clock.advance(rng.choice([1, DAY_MS // 1000]))
             compact(bench)

@@ -115,10 +115,10 @@ def test_a_tombstone_beyond_the_compacted_part_gets_no_horizon(bench: Bench) -> 
     append(bench, [(b"a", None, (), YEARS_AGO), (b"k", b"v", (), YEARS_AGO), (b"k", None, (), YEARS_AGO)])
     seal(bench)
     log = bench.shard.log(1)
-    log.holds = {"pin": 1}
+    log.pins = {"pin": 1}
     compact(bench)
     assert first_batch(log).delete_horizon_ms is None and len(about(log, b"k")) == 2
-    log.holds = {}
+    log.pins = {}
     compact(bench)
     assert first_batch(log).delete_horizon_ms is not None
     assert [record.value for record in about(log, b"k")] == [None]

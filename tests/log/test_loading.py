@@ -411,7 +411,7 @@ def test_a_reader_that_meets_damage_finds_the_next_readable_offset(bench: Bench,
     for offset, behind in ((3, 5), (4, 5), (last_of_first, segments[1].base), (log.visible_end - 1, log.visible_end)):
         with pytest.raises(CorruptLog):
             log.read(offset)
-        assert log._waiting(lambda offset=offset: log.behind_now(offset)) == behind  # type: ignore[misc]
+        assert log._waiting(lambda offset=offset: log.next_readable_now(offset)) == behind  # type: ignore[misc]
     assert eventually(bench, log, 5) == b"05" * 100
     with pytest.raises(CorruptLog) as met:
         log._waiting(lambda: log.offset_for_timestamp_now(1000, 3))

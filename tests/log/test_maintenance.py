@@ -8,7 +8,7 @@ import pytest
 from headrace.errors import LogClosed, OffsetOutOfRange, Overloaded, StorageFailed
 from headrace.log.commit.journal import JournalFull
 from headrace.log.maintenance.compactor import runs_of
-from headrace.log.maintenance.retention import Limits, new_start
+from headrace.log.maintenance.retention import RetentionLimits, new_start
 from headrace.log.read.leases import Key, Leases
 from headrace.log.recovery.inspect import Inspector
 from headrace.log.segments.segment import Segment
@@ -33,17 +33,17 @@ THREE = [segment(0, 10, 100, 1000), segment(10, 20, 100, 2000), segment(20, 30, 
 @pytest.mark.parametrize(
     ("limits", "now_ms", "start"),
     [
-        (Limits(-1, -1, None), 10**9, 0),
-        (Limits(500, -1, None), 2600, 20),
-        (Limits(500, -1, None), 9000, 30),
-        (Limits(-1, 150, None), 0, 20),
-        (Limits(-1, 0, None), 0, 20),
-        (Limits(500, -1, 15), 9000, 10),
-        (Limits(500, -1, 0), 9000, 0),
+        (RetentionLimits(-1, -1, None), 10**9, 0),
+        (RetentionLimits(500, -1, None), 2600, 20),
+        (RetentionLimits(500, -1, None), 9000, 30),
+        (RetentionLimits(-1, 150, None), 0, 20),
+        (RetentionLimits(-1, 0, None), 0, 20),
+        (RetentionLimits(500, -1, 15), 9000, 10),
+        (RetentionLimits(500, -1, 0), 9000, 0),
     ],
 )
 def test_retention_drops_whole_segments_oldest_first_and_never_a_pinned_one(
-    limits: Limits, now_ms: int, start: int
+    limits: RetentionLimits, now_ms: int, start: int
 ) -> None:
     assert new_start(THREE, limits, 0, 30, now_ms) == start
 
@@ -130,12 +130,12 @@ def test_a_segment_without_a_usable_first_timestamp_ages_from_the_start(bench: B
 def test_l10_a_pin_holds_retention_back(bench: Bench) -> None:
     shard = bench.open(stream=StreamSettings(segment_size=1000, retention_bytes=0))
     fill(bench)
-    shard.log(1).set_retention_hold("job", 12)
+    shard.log(1).set_pin("job", 12)
     shard.maintenance.starts.apply_retention(shard.log(1), bench.clock.now_ms())
     shard.pump()
     assert shard.log(1).start_offset <= 12
     assert shard.log(1).read(12).data
-    shard.log(1).set_retention_hold("job", None)
+    shard.log(1).set_pin("job", None)
     shard.maintenance.starts.apply_retention(shard.log(1), bench.clock.now_ms())
     shard.pump()
     assert shard.log(1).start_offset > 12
@@ -460,7 +460,7 @@ def test_a_start_offset_that_could_not_overtake_is_stored_before_one_for_a_pin(u
     shard.maintenance.starts.retire_before(log, 9)
     shard.disk.capacity = 1 << 50
     shard.tick()
-    log.set_retention_hold("pin", 0)
+    log.set_pin("pin", 0)
     shard.pump()
     shard.tick()
     unpassable.append(1, [b"another round"])

@@ -60,7 +60,7 @@ def whole(log: Log) -> bytes:
 
 def cut_one(log: Log, most: int = 100 * KB) -> FileRange:
     """The first range of a log, after a read: only a sequential reader is known to begin at a batch."""
-    found = log.part_now(log.read(log.start_offset, 2 * KB).next_offset, most)
+    found = log.file_range_now(log.read(log.start_offset, 2 * KB).next_offset, most)
     assert found is not None
     return found
 
@@ -72,7 +72,7 @@ def test_ranges_and_reads_together_return_the_whole_log(bench: Bench, seed: int)
     expected, data, offset, parts = whole(log), b"", log.start_offset, 0
     while offset < log.visible_end:
         most = chosen.randrange(70 * KB, 200 * KB)
-        found = log.part_now(offset, most)
+        found = log.file_range_now(offset, most)
         if found is not None:
             assert reader.PART_BYTES_MIN <= len(found) <= most
             batches = found.read()
@@ -98,7 +98,7 @@ def test_ranges_of_a_growing_log_match_its_reads(bench: Bench, seed: int) -> Non
             writer.flush_index()
         if chosen.random() < 0.3 and offset < log.visible_end:
             end = chosen.choice((None, offset + 1, log.visible_end - 1, log.visible_end))
-            found = log.part_now(offset, 150 * KB, end=end)
+            found = log.file_range_now(offset, 150 * KB, end=end)
             if found is not None:
                 assert end is None or found.next_offset <= end
                 data, offset, parts = data + found.read(), found.next_offset, parts + 1
@@ -117,7 +117,7 @@ def test_a_range_never_passes_the_requested_end(bench: Bench) -> None:
     lengths = set()
     for end in range(start + 1, log.visible_end):
         log.read(log.start_offset, 2 * KB)
-        found = log.part_now(start, 1 << 20, end=end)
+        found = log.file_range_now(start, 1 << 20, end=end)
         if found is not None:
             assert found.next_offset <= end
             lengths.add(len(found))
@@ -126,7 +126,7 @@ def test_a_range_never_passes_the_requested_end(bench: Bench) -> None:
 
 def test_there_is_no_range_where_no_reader_has_arrived(bench: Bench) -> None:
     log = filled(bench)
-    assert log.part_now(log.start_offset, 100 * KB) is None
+    assert log.file_range_now(log.start_offset, 100 * KB) is None
 
 
 def test_a_wrong_index_gives_no_range(bench: Bench) -> None:
@@ -142,7 +142,7 @@ def test_a_wrong_index_gives_no_range(bench: Bench) -> None:
         entries[at : at + 4] = (int.from_bytes(entries[at : at + 4], "big") + 7).to_bytes(4, "big")
     path.write_bytes(entries)
     log.tail.segments[0].index = None
-    assert log.part_now(log.read(log.start_offset, 2 * KB).next_offset, 100 * KB) is None
+    assert log.file_range_now(log.read(log.start_offset, 2 * KB).next_offset, 100 * KB) is None
     assert whole(log) == expected
 
 
@@ -155,7 +155,7 @@ def test_there_is_no_range_of_bytes_that_are_not_in_memory(bench: Bench) -> None
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         assert not file_range.is_cached(file.fileno(), 0, 300 * KB), "the kernel did not evict it"
-    assert log.part_now(offset, 100 * KB) is None
+    assert log.file_range_now(offset, 100 * KB) is None
 
 
 def test_bytes_from_the_disk_are_verified_before_they_are_sent(bench: Bench) -> None:
@@ -164,10 +164,10 @@ def test_bytes_from_the_disk_are_verified_before_they_are_sent(bench: Bench) -> 
     bench.shard.close()
     log = bench.open(settings=LARGE, stream=ROLLING).log(1)
     offset = log.read(log.start_offset, 2 * KB).next_offset
-    assert log.part_now(offset, 100 * KB) is None
+    assert log.file_range_now(offset, 100 * KB) is None
     whole(log)
     offset = log.read(log.tail.segments[-2].base, 2 * KB).next_offset
-    assert log.part_now(offset, 100 * KB) is not None, "a read has verified it"
+    assert log.file_range_now(offset, 100 * KB) is not None, "a read has verified it"
 
 
 @pytest.mark.parametrize("place", [100, LENGTH_AT], ids=["in a record", "in the length of a batch"])
@@ -203,11 +203,11 @@ def test_there_is_no_range_without_an_index(bench: Bench, monkeypatch: pytest.Mo
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("headrace.log.segments.segment.write_atomically", full)
-    assert log.part_now(offset, 100 * KB) is None
+    assert log.file_range_now(offset, 100 * KB) is None
     assert log.read(offset, 100 * KB).next_offset > offset
     monkeypatch.undo()
     assert log.read(offset + 1, 2 * KB), "a read that needs the index rebuilds it"
-    assert log.part_now(offset, 100 * KB) is not None
+    assert log.file_range_now(offset, 100 * KB) is not None
 
 
 def test_a_range_is_not_cut_while_a_truncation_empties_the_log(bench: Bench) -> None:
@@ -215,7 +215,7 @@ def test_a_range_is_not_cut_while_a_truncation_empties_the_log(bench: Bench) -> 
     log = filled(bench)
     offset = log.read(log.start_offset, 2 * KB).next_offset
     segments, log.tail.segments = log.tail.segments, ()
-    assert log.part_now(offset, 100 * KB) is None
+    assert log.file_range_now(offset, 100 * KB) is None
     log.tail.segments = segments
 
 
@@ -232,7 +232,7 @@ def test_the_number_of_ranges_is_limited_by_descriptors(bench: Bench, monkeypatc
     log = filled(bench)
     offset = log.read(log.start_offset, 2 * KB).next_offset
     kept = [cut_one(log), cut_one(log)]
-    assert log.part_now(offset, 100 * KB) is None
+    assert log.file_range_now(offset, 100 * KB) is None
     kept.pop()
     assert cut_one(log) is not None
 
@@ -252,9 +252,9 @@ def test_a_compacted_log_is_sent_as_it_is_now(bench: Bench) -> None:
     assert ended == [None]
     expected, first = whole(log), log.read(log.start_offset, 2 * KB)
     data, offset = bytes(first.data), first.next_offset
-    assert log.part_now(before.next_offset, 100 * KB) is None
+    assert log.file_range_now(before.next_offset, 100 * KB) is None
     while offset < log.visible_end:
-        found = log.part_now(offset, 100 * KB)
+        found = log.file_range_now(offset, 100 * KB)
         batches, offset = (found.read(), found.next_offset) if found else log.read(offset, 100 * KB)[::2]
         data += bytes(batches)
     assert data == expected

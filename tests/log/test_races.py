@@ -11,7 +11,7 @@ import pytest
 from headrace.log.disk.disk import RealDisk
 from headrace.log.disk.file_cache import FileCache
 from headrace.log.log import Log
-from headrace.log.maintenance.retention import Limits, new_start
+from headrace.log.maintenance.retention import RetentionLimits, new_start
 from headrace.log.segments.segment import Segment
 from headrace.log.settings import StreamSettings
 from headrace.record import codec
@@ -99,7 +99,7 @@ def segment(base: int, end: int, records: int, last_ms: int) -> Segment:
 @pytest.mark.parametrize(("age_ms_max", "start"), [(500, 20), (-1, 0)])
 def test_a_segment_without_records_does_not_keep_those_behind_it(age_ms_max: int, start: int) -> None:
     rewritten_away, old, young = segment(0, 10, 0, -1), segment(10, 20, 10, 1000), segment(20, 30, 10, 2000)
-    assert new_start([rewritten_away, old, young], Limits(age_ms_max, -1, None), 0, 30, 2100) == start
+    assert new_start([rewritten_away, old, young], RetentionLimits(age_ms_max, -1, None), 0, 30, 2100) == start
 
 
 # Compaction and transactions.

@@ -368,12 +368,12 @@ def test_reading_outside_the_log_names_its_bounds(bench: Bench) -> None:
 def test_a_reader_of_committed_records_waits_for_the_open_transaction(bench: Bench) -> None:
     shard = bench.open()
     log = shard.log(1)
-    log.hold_stable(0)
+    log.set_stable_limit(0)
     woken: list[int] = []
     log.wait(0, lambda: woken.append(log.stable_end))
     bench.append(1, [b"x"])
     assert woken == [] and log.stable_end == 0
-    log.hold_stable(None)
+    log.set_stable_limit(None)
     assert woken == [1]
     shard.close()
 

@@ -72,7 +72,7 @@ def test_another_process_reads_archived_and_live_records_as_one(bench: Bench) ->
         assert got == list(range(30))
     assert files.offset_for_timestamp(1, 1000, 0, 30) == 0
     assert files.epoch_before(1, 7, 0) == shard.log(1).epoch
-    assert 0 < files.reach(1, 0, 30, 700) < 30
+    assert 0 < files.offset_after_bytes(1, 0, 30, 700) < 30
     shard.close()
 
 
@@ -128,7 +128,7 @@ def test_retention_counts_and_removes_archived_segments(bench: Bench) -> None:
     first = log.segments[0]
     assert first.stored_bytes == Path(first.data_path).stat().st_size
     assert log.size_bytes == sum(s.stored_bytes for s in log.segments)
-    log.set_retention_hold("job", first.next_offset)
+    log.set_pin("job", first.next_offset)
     log.settings = StreamSettings(segment_size=2000, retention_bytes=0)
     shard.maintenance.starts.apply_retention(log, bench.clock.now_ms())
     shard.pump()

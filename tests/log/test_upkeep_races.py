@@ -226,12 +226,12 @@ def test_a_pin_set_during_a_compaction_keeps_the_records_after_it(tmp_path: Path
         put(bench, b"k", value, 200)
     before = [r.offset for r in records(log)]
     told: list[BaseException | None] = []
-    disk.meanwhile = lambda: log.set_retention_hold("job", 0)
+    disk.meanwhile = lambda: log.set_pin("job", 0)
     shard.maintenance.compact(log, lambda _made, error: told.append(error))
     shard.pump()
     assert [type(error) for error in told] == [Conflict]
     assert [r.offset for r in records(log)] == before
-    log.set_retention_hold("job", None)
+    log.set_pin("job", None)
     shard.maintenance.compact(log, lambda _made, error: told.append(error))
     shard.pump()
     assert told[1:] == [None] and len(records(log)) < len(before)
@@ -272,9 +272,9 @@ def test_a_rewrite_cancelled_by_a_pin_does_not_come_back_after_a_crash() -> None
         [oldest],
         lambda data, info: [],
         lambda rewritten, error: told.append((rewritten, error)),
-        if_still=lambda: all(hold >= oldest.next_offset for hold in log.holds.values()),
+        if_still=lambda: all(hold >= oldest.next_offset for hold in log.pins.values()),
     )
-    log.set_retention_hold("cursor", 0)
+    log.set_pin("cursor", 0)
     group = shard.group()
     group.put("cursors", b"cursor", b"0")
     group.commit()

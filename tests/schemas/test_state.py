@@ -8,7 +8,7 @@ from headrace.schemas.state import (
     LEVEL,
     Content,
     Reference,
-    State,
+    RegistryState,
     Version,
     config_entry,
     deleted_entry,
@@ -27,7 +27,7 @@ def places(found: list[Version]) -> list[tuple[str, int]]:
 
 
 def test_a_record_nested_too_deep_is_left_out_like_any_other_that_is_none_of_the_registrys() -> None:
-    state = State()
+    state = RegistryState()
     deep = b"[" * 100_000
     state.apply(b'{"keytype":"CONFIG","x":' + deep, b"{}")
     state.apply(config_entry(None, {LEVEL: "FULL"})[0], b'{"x":' + deep)
@@ -36,7 +36,7 @@ def test_a_record_nested_too_deep_is_left_out_like_any_other_that_is_none_of_the
 
 
 def test_who_uses_an_id_and_who_needs_a_version_follows_every_change() -> None:
-    state = State()
+    state = RegistryState()
     used, user = version("used", 1, 1, "a"), version("user", 1, 2, "b", ("used", 1))
     for one in (used, version("also", 1, 1, "a"), user, version("user", 2, 3, "c", ("used", 1))):
         state.apply(*schema_entry(one))
@@ -56,7 +56,7 @@ def test_who_uses_an_id_and_who_needs_a_version_follows_every_change() -> None:
 
 
 def test_a_schema_with_two_ids_keeps_the_first_when_the_other_goes() -> None:
-    state = State()
+    state = RegistryState()
     first, second = version("a", 1, 5, "x"), version("b", 1, 9, "x")
     for one in (first, second):
         state.apply(*schema_entry(one))
@@ -66,7 +66,7 @@ def test_a_schema_with_two_ids_keeps_the_first_when_the_other_goes() -> None:
 
 def test_what_a_schema_needs_is_bounded_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.schemas.state.REFERRED_CHARS_MAX", 10)
-    state = State()
+    state = RegistryState()
     for one in (version("a", 1, 1, "x" * 6), version("b", 1, 2, "y" * 4, ("a", 1)), version("c", 1, 3, "z")):
         state.apply(*schema_entry(one))
     b, c = Reference("b", "b", 1), Reference("c", "c", 1)
@@ -77,7 +77,7 @@ def test_what_a_schema_needs_is_bounded_in_size(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_record_whose_value_is_of_another_version_than_its_key_is_left_out() -> None:
     """Compaction goes by the key: it would be there or not, depending on that."""
-    state = State()
+    state = RegistryState()
     one, other = version("a", 1, 1, "x"), version("b", 1, 2, "y")
     for wrong in (other, version("a", 2, 3, "z")):
         state.apply(schema_entry(one)[0], schema_entry(wrong)[1])
@@ -88,7 +88,7 @@ def test_a_record_whose_value_is_of_another_version_than_its_key_is_left_out() -
 
 
 def test_an_id_stands_for_what_has_it_when_a_version_is_written_anew() -> None:
-    state = State()
+    state = RegistryState()
     for one in (version("a", 1, 9, "x"), version("a", 1, 5, "y")):
         state.apply(*schema_entry(one))
     with pytest.raises(RegistryError):
@@ -97,7 +97,7 @@ def test_an_id_stands_for_what_has_it_when_a_version_is_written_anew() -> None:
 
 
 def test_a_schema_with_two_ids_has_the_other_one_when_the_first_goes() -> None:
-    state = State()
+    state = RegistryState()
     first, second = version("a", 1, 5, "x"), version("b", 1, 9, "x")
     for one in (first, second):
         state.apply(*schema_entry(one))
@@ -106,7 +106,7 @@ def test_a_schema_with_two_ids_has_the_other_one_when_the_first_goes() -> None:
 
 
 def test_references_in_a_circle_end() -> None:
-    state = State()
+    state = RegistryState()
     for one in (version("a", 1, 1, "x", ("b", 1)), version("b", 1, 2, "y", ("a", 1))):
         state.apply(*schema_entry(one))
     assert sorted(state.referred([Reference("a", "a", 1)]).values()) == ["x", "y"]

@@ -218,16 +218,16 @@ async def test_uploads_of_a_decided_batch_cannot_be_discarded(tmp_path: Path) ->
         data = b"".join(batch(n * 10, 10, 100_000) for n in range(10))
         assert len(data) > ledgers.STEP_BYTES_MAX
         name = uuid.uuid4().hex
-        await broker.staging.store(name, data, batch_bytes_max=1 << 21, decompressed_bytes_max=1 << 30)
+        await broker.uploads.store(name, data, batch_bytes_max=1 << 21, decompressed_bytes_max=1 << 30)
         parts = [ledgers.LedgerEntry(Section(name, 0, len(data)), "t", 0)]
         commit = asyncio.create_task(broker.ledger.commit("w", 0, parts))
         await asyncio.sleep(0)
         await asyncio.sleep(0)  # the plan has requested the file; later work runs after that
-        await broker.staging.remove([name])
+        await broker.uploads.remove([name])
         outcome = await commit
         assert (outcome.duplicate, outcome.line.records) == (False, 100)
         more = batch(100, 1)
-        await broker.staging.store(name, more, batch_bytes_max=1 << 21, decompressed_bytes_max=1 << 30)
+        await broker.uploads.store(name, more, batch_bytes_max=1 << 21, decompressed_bytes_max=1 << 30)
         after = await broker.ledger.commit("w", 1, [ledgers.LedgerEntry(Section(name, 0, len(more)), "t", 0)])
         assert after.line.batch == 1
     finally:
@@ -244,7 +244,7 @@ async def test_a_writer_that_commits_while_it_expires_is_remembered(tmp_path: Pa
     data = batch(0, 3)
     names = [uuid.uuid4().hex for _ in range(2)]
     for name in names:
-        await broker.staging.store(name, data, batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
+        await broker.uploads.store(name, data, batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
     parts = [[ledgers.LedgerEntry(Section(name, 0, len(data)), "t", 0)] for name in names]
     await broker.ledger.commit("w", 0, parts[0])
     clock.advance(ledgers.MAX_AGE_MS / 1000 + 1)
@@ -294,7 +294,7 @@ async def test_a_writer_belongs_to_its_user_after_a_restart(
     await broker.streams.create("t")
     data = b"".join(batch(n * 10, 10) for n in range(10))
     name = uuid.uuid4().hex
-    await broker.staging.store(name, data, batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
+    await broker.uploads.store(name, data, batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
     parts = [ledgers.LedgerEntry(Section(name, 0, len(data)), "t", 0)]
     outcome = await broker.ledger.commit("w", 0, parts, lambda owner: owner or "bill")
     assert bool(outcome.line.steps) == (step_bytes == 500)
@@ -328,12 +328,12 @@ async def test_an_upload_of_a_commit_in_progress_cannot_be_replaced(tmp_path: Pa
     broker = await Broker.open(Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None))
     try:
         name = uuid.uuid4().hex
-        await broker.staging.store(name, batch(0, 3), batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
-        broker.staging.hold([name])
+        await broker.uploads.store(name, batch(0, 3), batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
+        broker.uploads.hold([name])
         with pytest.raises(Conflict, match="being committed"):
-            await broker.staging.store(name, batch(0, 9), batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
-        broker.staging.release([name])
-        await broker.staging.store(name, batch(0, 9), batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
+            await broker.uploads.store(name, batch(0, 9), batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
+        broker.uploads.release([name])
+        await broker.uploads.store(name, batch(0, 9), batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 20)
     finally:
         await broker.close()
 
@@ -349,7 +349,7 @@ async def test_steps_fit_into_the_configured_journal(tmp_path: Path) -> None:
         assert half < ledgers.STEP_BYTES_MAX < len(data)
         for number, length in enumerate((len(data), half)):
             name = uuid.uuid4().hex
-            await broker.staging.store(name, data, batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 30)
+            await broker.uploads.store(name, data, batch_bytes_max=1 << 20, decompressed_bytes_max=1 << 30)
             parts = [ledgers.LedgerEntry(Section(name, 0, length), "t", 0)]
             outcome = await broker.ledger.commit("w", number, parts)
             assert outcome.line.batch == number and not outcome.line.is_open

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from headrace.broker.access.permissions import Permission
-from headrace.broker.schemas.registry import TOPIC
+from headrace.broker.schemas.topic import TOPIC
 from tests.listeners.api.conftest import Served
 from tests.ui.conftest import HOSTILE, View
 

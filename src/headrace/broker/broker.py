@@ -21,7 +21,7 @@ from headrace.broker.metrics.history import History
 from headrace.broker.pressure.pressure import Pressure
 from headrace.broker.pressure.reclaimable import Cache, ReadAhead
 from headrace.broker.queues.dead_letter_browser import DeadLetterBrowser
-from headrace.broker.schemas.registry import Schemas
+from headrace.broker.schemas.on_demand import SchemaRegistry
 from headrace.broker.sinks.ledger import Ledger
 from headrace.broker.sinks.pipeline_reports import Pipelines
 from headrace.broker.sinks.read_leases import ReadLeases
@@ -50,6 +50,7 @@ from headrace.log.disk.disk import Disk, RealDisk
 from headrace.log.memory.spill import Spill
 from headrace.log.recovery.recovery import RecoveryReport
 from headrace.log.shard import Shard
+from headrace.log.tier.location import absolute_path
 
 TICK_S = 0.05
 MEMBERS_SHARE = 8  # members of groups may take at most this part of the memory limit
@@ -116,7 +117,7 @@ class Broker:
             self.clock,
             self.pressure,
             producers,
-            self.coordination.transactions,
+            self.coordination.transactions.batches,
             decompressed_bytes_max=config.decompressed_bytes_max,
         )
         decoder = Decoder(
@@ -134,14 +135,14 @@ class Broker:
             keys_folder,
             has_folder=self.disk.exists(keys_folder),
         )
-        self.schemas = Schemas(self.streams, self.pages, self.appender, shard)
+        self.schemas = SchemaRegistry(self.streams, self.pages, self.appender, shard)
 
     def _make_sinks(self) -> None:
         """Exactly-once sinks and bulk readers."""
-        self.staging = Uploads(self.disk, self.config.data_dir, self.clock)
-        self.segments = SegmentUpkeep(self.shard, self.staging, self.coordination.producers)
+        self.uploads = Uploads(self.disk, self.config.data_dir, self.clock)
+        self.segments = SegmentUpkeep(self.shard, self.uploads, self.coordination.producers)
         self.read_leases = ReadLeases(self.shard)
-        self.ledger = Ledger(self.shard, self.streams, self.appender, self.staging, self.clock)
+        self.ledger = Ledger(self.shard, self.streams, self.appender, self.uploads, self.clock)
         self.pipelines = Pipelines(self.shard, self.clock)
 
     def _make_vhosts(self) -> None:
@@ -172,7 +173,7 @@ class Broker:
             Cache("row_groups", shard.archives.cache),
             Cache("recent_reads", shard.recent_reads),
             ReadAhead(self.vhosts),
-            self.coordination.room,
+            self.coordination.member_budget,
         ):
             self.pressure.add_holder(holder)
         self.policies.attach(lambda: self.vhosts, self.streams)
@@ -184,7 +185,7 @@ class Broker:
         self.history = History(self.stats, shard.counters, self.vhosts, self.clock)
         self.housekeeping = Housekeeping(shard, self.streams, self.cursors, self.stats, self.clock)
         self.reclaim = Reclaim(shard, self.vhosts, self.clock)
-        self.housekeeping.add_task(self.staging.sweep)
+        self.housekeeping.add_task(self.uploads.sweep)
         ages = ExpiryClock(self.clock)
         self.housekeeping.add_task(lambda: remove_expired_links(self.disk, config.data_dir, ages))
         self.housekeeping.add_task(self.ledger.expire)
@@ -236,7 +237,7 @@ class Broker:
         await self.pressure.close()
         await asyncio.get_running_loop().run_in_executor(None, self.shard.join)
         self.streams.close()
-        self.staging.close()
+        self.uploads.close()
         if error is not None:
             raise error
 
@@ -318,5 +319,5 @@ def _with_absolute_paths(config: Config) -> Config:
     config = msgspec.structs.replace(config, data_dir=os.path.abspath(config.data_dir))
     if config.log.tier_dir is None:
         return config
-    log = msgspec.structs.replace(config.log, tier_dir=os.path.abspath(config.log.tier_dir))
+    log = msgspec.structs.replace(config.log, tier_dir=absolute_path(config.log.tier_dir))
     return msgspec.structs.replace(config, log=log)

@@ -11,8 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from headrace.clock import SystemClock
 
-TURN_S = 0.001
-REST_S = 0.001  # not 0: the log's thread needs the GIL to confirm, and gets it only while this thread sleeps
+YIELD_EVERY_S = 0.001
+PAUSE_S = 0.001  # not 0: the log's thread needs the GIL to confirm, and gets it only while this thread sleeps
 STEP = 32  # items between two looks at the clock
 _now = SystemClock().monotonic  # not the loop's time, which does not change within an iteration
 T = TypeVar("T")
@@ -29,10 +29,10 @@ class YieldEvery:
     def __init__(self) -> None:
         self._began = _now()
 
-    async def rest(self) -> None:
-        """Yield if the last yield was more than TURN_S ago."""
-        if _now() - self._began > TURN_S:
-            await asyncio.sleep(REST_S)
+    async def maybe_yield(self) -> None:
+        """Yield if the last yield was more than YIELD_EVERY_S ago."""
+        if _now() - self._began > YIELD_EVERY_S:
+            await asyncio.sleep(PAUSE_S)
             self._began = _now()
 
     async def map(self, function: Callable[[T], R], items: Sequence[T], *, step: int = STEP) -> list[R]:
@@ -40,7 +40,7 @@ class YieldEvery:
         found: list[R] = []
         for at in range(0, len(items), step):
             found += map(function, items[at : at + step])
-            await self.rest()
+            await self.maybe_yield()
         return found
 
     async def each(self, items: Iterable[T]) -> AsyncIterator[T]:
@@ -48,10 +48,10 @@ class YieldEvery:
         for number, item in enumerate(items):
             yield item
             if number % STEP == STEP - 1:
-                await self.rest()
+                await self.maybe_yield()
 
 
-def to_the_end(change: Callable[Parameters, Coroutine[Any, Any, R]]) -> Callable[Parameters, Coroutine[Any, Any, R]]:
+def uncancellable(change: Callable[Parameters, Coroutine[Any, Any, R]]) -> Callable[Parameters, Coroutine[Any, Any, R]]:
     """The change completes even if its caller is cancelled.
 
     A client can cancel its request, by closing the connection or by sending garbage, while the disk is written. Memory

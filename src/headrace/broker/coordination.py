@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Coroutine, Iterator, Mapping
 from typing import Any
 
+from headrace.broker.groups.config_store import GroupConfigs
 from headrace.broker.groups.coordinator import Groups
 from headrace.broker.groups.member_budget import MemberBudget
 from headrace.broker.groups.settings import GroupSettings
@@ -50,16 +51,19 @@ class Coordination:
     def __init__(self, shard: Shard, streams: Streams, clock: Clock, settings: GroupSettings) -> None:
         self._loop = asyncio.get_running_loop()
         self._topics, timers = TopicCounts(streams), ForgivingTimers(self._loop)
-        self.room = MemberBudget(settings.members_bytes_max)
-        self.shares = ShareGroups(shard, clock, timers, self._counts, self.room)
-        self.groups = Groups(settings, clock, timers, shard.group, self._counts, self.shares.settings_of, self.room)
+        self.member_budget = MemberBudget(settings.members_bytes_max)
+        self.group_configs = GroupConfigs(shard)
+        self.shares = ShareGroups(shard, clock, timers, self._counts, self.member_budget, self.group_configs)
+        self.groups = Groups(
+            settings, clock, timers, shard.group, self._counts, self.group_configs.get, self.member_budget
+        )
         self.producers = Producers(shard, clock)
-        self.transactions = Transactions(shard, clock, timers, self.producers, self.groups)
+        self.transactions = Transactions(shard, clock, timers, self.producers, self.groups.offsets, self._spawn)
         self._tasks: set[asyncio.Task[Any]] = set()
         self.shares.load()
         self.groups.load(shard.state.items)
         self.producers.load()
-        self.transactions.load(self._spawn)
+        self.transactions.load()
         streams.on_delete(self._forget_stream)
         self._timer = self._loop.call_later(SNAPSHOT_INTERVAL_S, self._snapshot)
         self._snapshots: asyncio.Task[None] | None = None

@@ -13,7 +13,7 @@ from headrace.log.commit.log_writer import Tail
 from headrace.log.commit.round import LogEnd, Staging
 from headrace.log.read.cold_reads import Loader, ReadWaits
 from headrace.log.read.file_range import FileRange
-from headrace.log.read.reader import Chunk, Reader
+from headrace.log.read.reader import Chunk, LogReader
 from headrace.log.segments.segment import Segment
 from headrace.log.settings import StreamSettings
 from headrace.record.types import Slice
@@ -71,7 +71,7 @@ class Log(LogEnd):
         spec: LogSpec,
         epoch: int,
         tail: Tail,
-        reader: Reader,
+        reader: LogReader,
         start_offset: int = 0,
     ) -> None:
         super().__init__(staging, spec.id, spec.slug, spec.settings, epoch)
@@ -81,7 +81,7 @@ class Log(LogEnd):
         self.start_offset = start_offset
         self.next_offset = max(tail.next_offset, start_offset)
         self.visible_end = self.durable_end = self.next_offset
-        self.holds: dict[str, int] = {}  # pins: name -> first offset that is needed
+        self.pins: dict[str, int] = {}  # pins: name -> first offset that is needed
         self.unsettled_from: Callable[[], int] | None = None  # first offset that a queue over this log has not settled
         self.compacted_until = 0  # before it each key occurs once; only known for compactions since the start
         self._waiters: list[Waiter] = []
@@ -103,9 +103,9 @@ class Log(LogEnd):
         log's start."""
         return self.stable_below(self.visible_end)
 
-    def hold_stable(self, offset: int | None) -> None:
+    def set_stable_limit(self, offset: int | None) -> None:
         before = self.stable_end
-        self._stable_hold = offset
+        self._stable_limit = offset
         if self.stable_end != before and not self.is_closed:  # it may move back: open transactions load after a start
             self._owner.publish_ends(self)
         if offset is None or offset > self.stable_end:
@@ -142,7 +142,7 @@ class Log(LogEnd):
         except OSError as error:
             raise self._unreadable(error) from error
 
-    def behind_now(self, offset: int) -> int:
+    def next_readable_now(self, offset: int) -> int:
         """The next readable offset after damage at `offset`, or the visible end. Raises ReadWaits if the data to search
         is not in memory."""
         try:
@@ -150,7 +150,7 @@ class Log(LogEnd):
         except OSError as error:
             raise self._unreadable(error) from error
 
-    def part_now(self, offset: int, max_bytes: int = READ_BYTES, *, end: int | None = None) -> FileRange | None:
+    def file_range_now(self, offset: int, max_bytes: int = READ_BYTES, *, end: int | None = None) -> FileRange | None:
         """Like read_now, but returns a range of the file, to be sent as it is. None if the batches have to be read, or
         if read_now would raise or return nothing."""
         stop = self.visible_end if end is None else min(end, self.visible_end)
@@ -271,20 +271,20 @@ class Log(LogEnd):
 
     # Retention.
 
-    def set_retention_hold(self, name: str, offset: int | None) -> None:
+    def set_pin(self, name: str, offset: int | None) -> None:
         """Set a pin: retention keeps all segments with records at or after offset. None removes it.
 
         Set the pin before you store it: then, once it is durable, it also holds against retention that had begun."""
         if offset is None:
-            self.holds.pop(name, None)
+            self.pins.pop(name, None)
         else:
-            self.holds[name] = offset
+            self.pins[name] = offset
             self._owner.pin_added(self)
 
     @property
-    def compaction_hold(self) -> int | None:
+    def compaction_pin(self) -> int | None:
         """Compaction stops before this offset: a pin, or a queue that has not settled it, needs what follows."""
-        needed = [*self.holds.values(), *((self.unsettled_from(),) if self.unsettled_from is not None else ())]
+        needed = [*self.pins.values(), *((self.unsettled_from(),) if self.unsettled_from is not None else ())]
         return min(needed, default=None)
 
     @property

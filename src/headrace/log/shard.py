@@ -37,7 +37,7 @@ from headrace.log.log import Log, LogSpec
 from headrace.log.maintenance.maintenance import Maintenance
 from headrace.log.read.cold_reads import Loader
 from headrace.log.read.file_range import FileRanges
-from headrace.log.read.reader import Reader
+from headrace.log.read.reader import LogReader
 from headrace.log.read.recent_reads import RecentReads
 from headrace.log.recovery.recovery import RecoveryReport, recover
 from headrace.log.segments.index_cache import IndexCache
@@ -333,7 +333,7 @@ class Shard:
     def new_log(self, spec: LogSpec) -> Log:
         folder = f"{self.root}/{paths.LOGS}/{paths.log_folder(spec.id, spec.slug)}"
         tail = Tail(self.files, folder, spec.settings, self.clock)
-        reader = Reader(
+        reader = LogReader(
             self.files, self.index_cache, self.recent_reads, self.file_ranges, tail, self.counters, self.loader
         )
         log = Log(self, self.staging, spec, self.epoch, tail, reader)

@@ -25,6 +25,7 @@ from headrace.log.read.external import LogFiles
 from headrace.log.recovery.inspect import Checked, Inspector, VerifyReport
 from headrace.log.segments.segment import Segment
 from headrace.log.tier.archive import NotArchivable, parquet_path, write_parquet, write_segment
+from headrace.log.tier.location import location_of
 from headrace.log.tier.sources import Archives
 from headrace.pipelines.java import check_pyspark, has_pyspark
 from headrace.pipelines.local_folder import local_data_folder
@@ -190,7 +191,8 @@ class TopicMaintenance:
             except InvalidInput as error:  # the broker's NotArchivable
                 done.left.append(str(error))
             except HeadraceError as error:
-                Path(parquet_path(root, item.segment) + UNFINISHED).unlink(missing_ok=True)
+                unfinished = parquet_path(root, item.segment) + UNFINISHED
+                location_of(RealDisk(), unfinished).remove(unfinished)
                 self._skip(error, done)
             else:
                 done.written.append(written)

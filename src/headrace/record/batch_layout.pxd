@@ -1,4 +1,4 @@
-"""The header of a batch and the fields of a record, read from bytes that nobody has checked yet.
+"""The header of a batch and the fields of a record, read from bytes that are not checked yet.
 
 Inlined into each kernel. Every function takes an end pointer and answers with a fault, never an exception,
 so that it runs without the GIL; the one place that knows the position turns the fault into a message.

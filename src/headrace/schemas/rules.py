@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from headrace.errors import LimitReached
 from headrace.schemas import contract, refusals, state
-from headrace.schemas.state import IMPORT, READONLY, READONLY_TOO, Content, State, Version
+from headrace.schemas.state import IMPORT, READONLY, READONLY_TOO, Content, RegistryState, Version
 
 VERSIONS_MAX = 100_000
 SUBJECT_BYTES_MAX = 1_000
@@ -21,7 +21,7 @@ class Wanted(NamedTuple):
     normalize: bool
 
 
-def completed(known: State, wanted: Wanted) -> Content:
+def completed(known: RegistryState, wanted: Wanted) -> Content:
     """The content of a new version: the request, completed from the previous version."""
     subject, content = wanted.subject, wanted.content
     if not content.text.strip():
@@ -36,12 +36,14 @@ def completed(known: State, wanted: Wanted) -> Content:
     return content
 
 
-def _next_number(known: State, subject: str) -> int:
+def _next_number(known: RegistryState, subject: str) -> int:
     everything = known.versions(subject, deleted=True)
     return everything[-1].version + 1 if everything else 1
 
 
-def next_version(known: State, subject: str, content: Content, schema_id: int | None, version: int | None) -> Version:
+def next_version(
+    known: RegistryState, subject: str, content: Content, schema_id: int | None, version: int | None
+) -> Version:
     count = len(known.versions(subject, deleted=True))
     if count >= VERSIONS_MAX:
         raise LimitReached(f"subject {subject!r} already has {count:,} versions, the maximum")
@@ -62,7 +64,7 @@ def next_version(known: State, subject: str, content: Content, schema_id: int | 
     return Version(subject, number if version is None else version, schema_id, content)
 
 
-def check_mode(known: State, subject: str, *, is_import: bool) -> None:
+def check_mode(known: RegistryState, subject: str, *, is_import: bool) -> None:
     check_writable(known, subject)
     is_importing = known.mode(subject) == IMPORT
     if is_import and not is_importing:
@@ -71,12 +73,12 @@ def check_mode(known: State, subject: str, *, is_import: bool) -> None:
         raise refusals.not_permitted(f"Subject {subject} is in import mode: send the schema with its id and version")
 
 
-def check_writable(known: State, subject: str | None) -> None:
+def check_writable(known: RegistryState, subject: str | None) -> None:
     if known.mode(subject) in (READONLY, READONLY_TOO):
         raise refusals.not_permitted(f"Subject {subject} is in read-only mode")
 
 
-def check_unreferred(known: State, gone: Sequence[Version], *, permanent: bool) -> None:
+def check_unreferred(known: RegistryState, gone: Sequence[Version], *, permanent: bool) -> None:
     """Raise if another version refers to one of these. Versions deleted in the same call do not count. A permanent
     deletion also respects soft-deleted referrers, because they can still be read by id."""
     places = {(one.subject, one.version) for one in gone}

@@ -94,7 +94,7 @@ Key = TypeVar("Key")
 Found = TypeVar("Found")
 
 
-class State:
+class RegistryState:
     def __init__(self, last_id: int = 0) -> None:
         self._subjects: dict[str, dict[int, Version]] = {}
         self._ids: dict[Content, dict[int, None]] = {}

@@ -130,10 +130,10 @@ class FolderAccess:
         return self._files.size_between(state.log_id, start, end)
 
     def estimate_size(self, partition: Partition, state: State, start: int, end: int) -> int:
-        return self._files.rough_size(state.log_id, start, end)
+        return self._files.estimated_size(state.log_id, start, end)
 
     def offset_after_bytes(self, partition: Partition, state: State, start: int, end: int, size: int) -> int:
-        return _with_retries(lambda: self._files.reach(state.log_id, start, end, size))
+        return _with_retries(lambda: self._files.offset_after_bytes(state.log_id, start, end, size))
 
     def tasks(self, partition: Partition, state: State, start: int, end: int, split_bytes: int) -> list[ReadTask]:
         cut = self._files.slices(state.log_id, start, end, split_bytes)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.log.disk.paths import DATA, HELD, PARQUET, TIER, SegmentStem, held_name, held_until, parse_segment
+from headrace.log.disk.paths import HELD, SegmentStem, held_name, held_until, parse_segment
 from headrace.log.read.external import LogFiles, SegmentGone
 from headrace.record.types import Slice
 from headrace.spark.access import ReadTask
@@ -103,29 +103,7 @@ class HardLinks:
     def _link(self, folder: Path, segment: Slice) -> str:
         """The link; empty for a segment archived on another filesystem, which cannot be linked."""
         stem = SegmentStem(segment.segment, segment.generation)
-        log = self._files.folder(segment.log_id)
-        target = str(folder / f"{segment.log_id}-{stem}{DATA}")
-        try:
-            if log is None:
-                raise FileNotFoundError
-            os.link(f"{log}/{stem}{DATA}", target)
-        except FileNotFoundError:
-            archived = None if log is None else self._files.archived_at(log, stem)
-            if archived is not None:
-                return self._link_archived(*archived, target.removesuffix(DATA))
-            raise SegmentGone(f"segment {stem} of log {segment.log_id} was deleted during planning") from None
-        return target
-
-    @staticmethod
-    def _link_archived(manifest: str, parquet: str, target: str) -> str:
-        try:
-            os.link(parquet, target + PARQUET)
-            os.link(manifest, target + TIER)
-        except FileNotFoundError:
-            raise SegmentGone(f"{parquet} was deleted during planning") from None
-        except OSError:
-            return ""
-        return target + TIER
+        return self._files.link(segment.log_id, stem, str(folder / f"{segment.log_id}-{stem}")) or ""
 
     def _remove_expired(self, now_ms: int) -> None:
         with contextlib.suppress(FileNotFoundError):  # another process is removing them, too

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.vhosts.definitions import export, import_
-from headrace.broker.vhosts.settings import Metadata
+from headrace.broker.vhosts.settings import VhostMetadata
 from headrace.errors import InvalidInput, NotFound, QueueLimitReached
 from tests.broker.queue_world import declare, opened
 
@@ -67,7 +67,7 @@ async def test_the_limits_of_a_vhost_outlive_a_restart_and_new_metadata_and_go_w
         await broker.vhosts.create("team")
         await broker.vhosts.set_limits("team", {"max-connections": 3, "max-queues": 0})
         await broker.vhosts.set_limits("team", {"max-connections": None})
-        await broker.vhosts.create("team", metadata=Metadata(description="ours"))
+        await broker.vhosts.create("team", metadata=VhostMetadata(description="ours"))
     async with opened(tmp_path) as broker:
         host = broker.vhosts.get("team")
         assert (host.limits, host.metadata.description) == ({"max-queues": 0}, "ours")

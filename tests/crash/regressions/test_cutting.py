@@ -251,7 +251,7 @@ def test_a_pin_set_while_retention_is_under_way_holds_from_when_it_is_confirmed(
     log = shard.logs[1]
     images = every_cut(disk)
     shard.maintenance.starts.apply_retention(log, 0)
-    log.set_retention_hold("job", 1)
+    log.set_pin("job", 1)
     pin = shard.group()
     pin.put("pins", b"job", b"1")
     pin.commit()
@@ -262,10 +262,10 @@ def test_a_pin_set_while_retention_is_under_way_holds_from_when_it_is_confirmed(
         again = reopen(image, spec(**settings))
         if again.state.get("pins", b"job") is not None:
             assert values(again)[-3:] == ["b", "c", "d"]
-    log.set_retention_hold("job", None)
+    log.set_pin("job", None)
     shard.maintenance.starts.apply_retention(log, 0)
     shard.maintenance.starts.delete_before(log, 2)
-    log.set_retention_hold("late", 1)
+    log.set_pin("late", 1)
     shard.pump()
     assert values(shard) == ["c", "d"], "what somebody deletes is not retention's"
     assert values(reopen(lost(disk), spec(**settings))) == ["c", "d"]
@@ -281,7 +281,7 @@ def test_retention_that_meets_a_pin_and_a_full_disk_takes_what_is_pinned_only_if
     log = shard.logs[1]
     shard.maintenance.starts.apply_retention(log, 0)
     shard._deferred.popleft()()  # its round is under way, so that what comes now is in another
-    log.set_retention_hold("job", 1)
+    log.set_pin("job", 1)
     pin = shard.group()
     pin.put("pins", b"job", b"1")
     ticket = pin.commit()

@@ -255,10 +255,10 @@ def test_the_slot_of_a_log_says_after_a_start_where_the_open_transaction_begins(
     """It said that all is stable until somebody wrote: who reads the files took the transaction for committed."""
     disk = new_disk()
     shard = reopen(disk, spec())
-    shard.logs[1].hold_stable(0)
+    shard.logs[1].set_stable_limit(0)
     write(shard, "in a transaction")
     shard.close()
     shard = reopen(disk, spec())
-    shard.logs[1].hold_stable(0)  # as producers do when they are loaded
+    shard.logs[1].set_stable_limit(0)  # as producers do when they are loaded
     shard.pump()
     assert read_all(disk, f"{ROOT}/slots")[1].stable_end == 0

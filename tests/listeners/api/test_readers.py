@@ -172,7 +172,7 @@ def rot(live: Served, patch: pytest.MonkeyPatch, topic: str, *gaps: range) -> No
 
     patch.setattr(Log, "read_now", read)
     patch.setattr(Log, "offset_for_timestamp_now", search)
-    patch.setattr(Log, "behind_now", lambda _, offset: next(gap.stop for gap in gaps if offset in gap))
+    patch.setattr(Log, "next_readable_now", lambda _, offset: next(gap.stop for gap in gaps if offset in gap))
 
 
 def test_browsing_skips_damage_and_reports_it(live: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,17 +28,17 @@ def crowded(live: Served) -> Served:
     return live
 
 
-def counted_rests(monkeypatch: pytest.MonkeyPatch) -> list[YieldEvery]:
-    rests: list[YieldEvery] = []
-    rest = YieldEvery.rest
+def counted_yields(monkeypatch: pytest.MonkeyPatch) -> list[YieldEvery]:
+    yields: list[YieldEvery] = []
+    maybe_yield = YieldEvery.maybe_yield
 
     async def counted(self: YieldEvery) -> None:
-        rests.append(self)
-        await rest(self)
+        yields.append(self)
+        await maybe_yield(self)
 
-    monkeypatch.setattr(YieldEvery, "rest", counted)
-    monkeypatch.setattr(cooperative, "TURN_S", 0.0)
-    return rests
+    monkeypatch.setattr(YieldEvery, "maybe_yield", counted)
+    monkeypatch.setattr(cooperative, "YIELD_EVERY_S", 0.0)
+    return yields
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def counted_rests(monkeypatch: pytest.MonkeyPatch) -> list[YieldEvery]:
     ],
 )
 def test_a_long_list_does_not_block_the_event_loop(crowded: Served, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rests = counted_rests(monkeypatch)
+    yields = counted_yields(monkeypatch)
     assert crowded.get(path).status_code == 200
-    assert len(rests) >= QUEUES / 2 / STEP, "half of the queues are durable, and so topics"
+    assert len(yields) >= QUEUES / 2 / STEP, "half of the queues are durable, and so topics"
 
 
 @pytest.mark.parametrize("kind", ["policies", "operator-policies"])
@@ -72,13 +72,13 @@ def test_applying_a_policy_to_many_queues_does_not_block_the_event_loop(
     crowded: Served, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The response is sent only after the policy applies to all queues."""
-    rests = counted_rests(monkeypatch)
+    yields = counted_yields(monkeypatch)
     path, body = f"/api/{kind}/%2F/crowd", {"pattern": "^crowd-", "definition": {"max-length": 7}}
     name = "policy" if kind == "policies" else "operator_policy"
     for method, wanted in (("PUT", "crowd"), ("DELETE", None)):
-        rests.clear()
+        yields.clear()
         crowded.request(method, path, json=body if method == "PUT" else None).raise_for_status()
-        assert len(rests) >= QUEUES / STEP
+        assert len(yields) >= QUEUES / STEP
         found = [q[name] for q in crowded.get("/api/queues").json() if q["name"].startswith("crowd-")]
         assert len(found) == QUEUES and {value or None for value in found} == {wanted}
 
@@ -91,11 +91,11 @@ def test_scanning_many_dead_letters_does_not_block_the_event_loop(
         put_queue(live, "many.dead")
         for _ in range(QUEUES):
             post(live, "many.dead", "x", headers={"x-death": [{"queue": "many", "count": 1}]})
-    rests = counted_rests(monkeypatch)
+    yields = counted_yields(monkeypatch)
     method = "POST" if asked == "/replay" else "GET"
     answer = live.request(method, f"/api/headrace/dead-letters/%2F/many.dead{asked}")
     assert answer.status_code == 200, answer.text
-    assert len(rests) >= 3
+    assert len(yields) >= 3
 
 
 async def test_yielding_lets_other_tasks_run_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,10 +104,10 @@ async def test_yielding_lets_other_tasks_run_first(monkeypatch: pytest.MonkeyPat
     seen: list[object] = []
     asyncio.get_running_loop().call_soon(seen.append, "another")
     work = YieldEvery()
-    await work.rest()
+    await work.maybe_yield()
     assert seen == [], "not yet: this turn has only begun"
-    now += cooperative.TURN_S * 2
-    await work.rest()
+    now += cooperative.YIELD_EVERY_S * 2
+    await work.maybe_yield()
     assert seen == ["another"]
     assert await work.map(str, range(100)) == [str(n) for n in range(100)]
     assert [n async for n in work.each(range(100))] == list(range(100))

@@ -122,7 +122,7 @@ def test_only_these_routes_are_public(guarded: Live) -> None:
 
 
 def forget_failures(live: Live) -> None:
-    live.listener.site.gate._failures._sources.clear()
+    live.listener.context.gate._failures._sources.clear()
 
 
 # The permission each route needs; None: any permission in the vhost. The body makes the request valid.
@@ -357,7 +357,7 @@ def test_failed_logins_delay_the_attacker_but_not_known_credentials(
 ) -> None:
     forget_failures(guarded)
     # The first delay is one second; a slow test would be admitted again.
-    monkeypatch.setattr(guarded.listener.site.gate._failures, "_monotonic", lambda: 0.0)
+    monkeypatch.setattr(guarded.listener.context.gate._failures, "_monotonic", lambda: 0.0)
     assert ask(guarded, "GET", "/topics", "root").status_code == 200
     for guess in range(FAILURES_FREE):
         assert guarded.get("/topics", auth=("root", f"guess {guess}")).status_code == 401
@@ -382,7 +382,7 @@ def test_a_password_need_not_be_utf8(guarded: Live) -> None:
 
 
 def test_a_user_without_permissions_may_do_nothing(guarded: Live) -> None:
-    gate = guarded.listener.site.gate
+    gate = guarded.listener.context.gate
     caller = gate.caller(scope_of("203.0.113.7", f"guest-of-none:{PASSWORD}"))
     checks: tuple[Callable[..., None], ...] = (caller.configure, caller.write, caller.read)
     for check in checks:

@@ -58,7 +58,7 @@ def test_cursors_and_pins_survive_a_restart_but_not_a_recreated_topic(own: type[
     server.stop()
     again = own()
     assert again.get("/cursors").json() == before
-    assert again.broker.streams.get("t").partitions[0].log.holds == {"cursor:job": 3}
+    assert again.broker.streams.get("t").partitions[0].log.pins == {"cursor:job": 3}
     again.client.delete("/topics/t")
     again.publish("t", {"value": "another stream"})
     assert [c["name"] for c in again.get("/cursors").json()["cursors"]] == ["both"]

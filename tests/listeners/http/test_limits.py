@@ -398,7 +398,7 @@ def test_clients_that_do_not_read_are_closed_when_memory_stays_short(live: Live)
         eventually(lambda: live.call(held()) >= GREEDY_BYTES, "it does not read")
         assert live.call(shed()) >= GREEDY_BYTES
         eventually(lambda: live.call(held()) == 0, "it is closed")
-    assert live.listener.site.stats.events["shed"] == 1
+    assert live.listener.context.stats.events["shed"] == 1
 
 
 async def connections(listener: Patient) -> int:
@@ -501,7 +501,7 @@ def test_responses_forbid_content_sniffing(live: Live) -> None:
 
 def test_a_thousand_malformed_connections_leak_nothing(live: Live) -> None:
     async def state() -> tuple[int, int, int]:
-        return len(live.listener._state.connections), len(live.listener._state.tasks), live.listener.site.budget.used
+        return len(live.listener._state.connections), len(live.listener._state.tasks), live.listener.context.budget.used
 
     rude = [
         b"", b"G", b"\x00" * 100, GET, GET + b"\r\n", POST + b"",

@@ -305,10 +305,10 @@ def test_expect_100_continue_is_answered(live: Live, topic: str) -> None:
 
 def test_requests_over_the_memory_budget_get_retry_after(own: type[Live]) -> None:
     server = own()
-    server.listener.site.budget.bytes_max = 1000
+    server.listener.context.budget.bytes_max = 1000
     with server.connect() as first:
         first.sendall(b"POST /topics/t/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 901\r\n\r\n" + b"x" * 900)
-        while server.listener.site.budget.used < 900:
+        while server.listener.context.budget.used < 900:
             server.get("/health")  # the other request is read in the meantime
         answer = server.client.post("/topics/t/messages", content=b"y" * 200)
         assert (answer.status_code, code_of(answer)) == (429, "overloaded")
@@ -321,10 +321,10 @@ def test_requests_over_the_memory_budget_get_retry_after(own: type[Live]) -> Non
 def test_an_announced_body_reserves_no_budget(own: type[Live]) -> None:
     """A few slow large bodies used to block all other publishers for hours."""
     server = own()
-    server.listener.site.budget.bytes_max = 1000
+    server.listener.context.budget.bytes_max = 1000
     with server.connect() as slow:
         slow.sendall(b"POST /topics/t/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\nx")
-        while not server.listener.site.budget.used:
+        while not server.listener.context.budget.used:
             server.get("/health")
         assert server.client.post("/topics/t/messages", content=b"y" * 200).status_code == 200
         slow.sendall(b"x" * 4999)
@@ -338,17 +338,17 @@ def test_large_responses_count_against_the_budget_and_small_ones_do_not(
     server = own()
     for number in range(10):
         server.create(f"topic-{number}")
-    server.listener.site.budget.bytes_max = 700
+    server.listener.context.budget.bytes_max = 700
     with server.connect() as slow:
         slow.sendall(b"POST /topics/t/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 501\r\n\r\n" + b"x" * 500)
-        while server.listener.site.budget.used < 500:
+        while server.listener.context.budget.used < 500:
             server.get("/health")
         paths = ("/topics", "/api/queues", "/api/definitions")
         assert [server.get(path).status_code for path in paths] == [200] * 3
         monkeypatch.setattr(authorization, "BUDGETED_BYTES_MIN", 300)
         assert [server.get(path).status_code for path in paths] == [429] * 3
         assert server.get("/health").status_code == 200
-    while server.listener.site.budget.used:
+    while server.listener.context.budget.used:
         server.get("/health")
     assert server.get("/topics").status_code == 200
 

@@ -194,18 +194,18 @@ def test_a_disconnect_during_a_long_poll_leaks_nothing(live: Live, topic: str) -
 def test_waiting_readers_hold_no_memory_budget(own: type[Live], path: str) -> None:
     server = own()
     server.publish("quiet", {"value": "old"})
-    server.listener.site.budget.bytes_max = 4 << 20
+    server.listener.context.budget.bytes_max = 4 << 20
     with ExitStack() as stack:
         waiting = [stack.enter_context(server.connect()) for _ in range(8)]
         for count, sock in enumerate(waiting, 1):  # each requests a megabyte
             sock.sendall(f"GET /topics/quiet/{path}?offset=1&wait=50 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             eventually(lambda: server.call(waiters(server, "quiet")) == count, "the request waits")  # noqa: B023
-        assert server.listener.site.budget.used == 0
+        assert server.listener.context.budget.used == 0
         server.publish("busy", {"value": "x"})
         assert server.values("busy") == ["x"]
         server.publish("quiet", {"value": "new"})
         assert [sock.recv(12) for sock in waiting] == [b"HTTP/1.1 200"] * len(waiting)
-    eventually(lambda: server.listener.site.budget.used == 0, "the answers are out")
+    eventually(lambda: server.listener.context.budget.used == 0, "the answers are out")
 
 
 @pytest.mark.usefixtures("no_hurry")
@@ -213,7 +213,7 @@ def test_waiting_readers_hold_no_memory_budget(own: type[Live], path: str) -> No
 def test_a_long_poll_without_budget_at_its_end_gets_retry_after(own: type[Live], path: str) -> None:
     server = own()
     server.publish("quiet", {"value": "old"})
-    budget = server.listener.site.budget
+    budget = server.listener.context.budget
     budget.bytes_max = 1000
     with server.connect() as slow, server.connect() as sock:
         sock.sendall(f"GET /topics/quiet/{path}?offset=1&wait=50&max_bytes=500 HTTP/1.1\r\nHost: x\r\n\r\n".encode())

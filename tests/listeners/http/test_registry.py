@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from headrace.broker.access.permissions import Permission
-from headrace.broker.schemas.registry import TOPIC
+from headrace.broker.schemas.topic import TOPIC
 from headrace.schemas import kinds
 from headrace.schemas.kinds import LEVELS
 from tests.listeners.http.live import Live

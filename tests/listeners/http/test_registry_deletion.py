@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from headrace.broker.schemas.registry import TOPIC
-from headrace.schemas.state import State
+from headrace.broker.schemas.topic import TOPIC
+from headrace.schemas.state import RegistryState
 from tests.listeners.http.live import Live
 from tests.listeners.http.registries import INT, LONG, ONE, STRING, TWO, Registry
 
@@ -28,10 +28,10 @@ def test_versions_are_deleted_softly_then_permanently(registry: Registry) -> Non
     assert registry.ok("DELETE", "/subjects/a/versions/latest") == 2
 
 
-def after_compaction(live: Live) -> State:
+def after_compaction(live: Live) -> RegistryState:
     """The state of a broker that starts with a compacted topic."""
     records = {one["key"]: one for one in live.read(TOPIC, offset="earliest", limit=1_000)}
-    state = State()
+    state = RegistryState()
     for one in sorted(records.values(), key=lambda one: int(one["offset"])):
         state.apply(one["key"].encode(), None if one["value"] is None else one["value"].encode())
     return state

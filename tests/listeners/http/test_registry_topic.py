@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
-from headrace.broker.schemas.registry import TOPIC
+from headrace.broker.schemas.topic import TOPIC
 from headrace.broker.streams.partition import Partition
 from headrace.config import Address
 from headrace.errors import CorruptLog, StorageError
@@ -215,7 +215,7 @@ def test_an_id_assigned_by_another_writer_is_not_reused(registry: Registry, monk
 
 
 def test_a_disconnect_before_the_decision_registers_nothing(registry: Registry) -> None:
-    schemas = registry._live.broker.schemas
+    schemas = registry._live.broker.schemas.registry
     content = Content("AVRO", ONE, ())
 
     async def hang_up() -> list[str]:

@@ -85,7 +85,7 @@ def test_an_unknown_standby_gets_404(live: Live) -> None:
 
 
 def test_standbys_can_confirm_while_the_memory_budget_is_used_up(live: Live) -> None:
-    budget = live.listener.site.budget
+    budget = live.listener.context.budget
     size = budget.bytes_max
     budget.add("a publisher", size)
     try:

@@ -153,12 +153,12 @@ async def test_a_request_that_names_too_many_elements_closes_the_connection(
 
 
 async def test_a_long_request_yields_to_other_clients(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    rests: list[None] = []
+    yields: list[None] = []
 
-    async def rest(self: YieldEvery) -> None:
-        rests.append(None)
+    async def maybe_yield(self: YieldEvery) -> None:
+        yields.append(None)
 
-    monkeypatch.setattr(YieldEvery, "rest", rest)
+    monkeypatch.setattr(YieldEvery, "maybe_yield", maybe_yield)
     parts = [{"partition_index": number, "timestamp": 0} for number in range(1000)]
     no_new = {"allow_auto_topic_creation": False}
     names = [f"no-{number}" for number in range(1000)]
@@ -181,9 +181,9 @@ async def test_a_long_request_yields_to_other_clients(client: Client, monkeypatc
         (Api.INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [{"resource_type": 2, "resource_name": n} for n in names]}),
         (Api.DESCRIBE_TOPIC_PARTITIONS, 0, {"topics": [{"name": name} for name in names], "cursor": None}),
     ):
-        rests.clear()
+        yields.clear()
         await client.call(api, version, **fields)
-        assert len(rests) > 20, (api.name, version)
+        assert len(yields) > 20, (api.name, version)
 
 
 async def begin_session(client: Client) -> int:

@@ -158,7 +158,7 @@ async def test_a_transaction_on_a_full_disk_is_retriable(
 
     producer = await init()
     who = {"producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch}
-    monkeypatch.setattr(world.context.coordination.transactions, "_put", full)
+    monkeypatch.setattr(world.context.coordination.transactions._table, "put", full)
     monkeypatch.setattr(world.context.coordination.transactions, "end", full)
     added = await client.call(
         Api.ADD_PARTITIONS_TO_TXN, 3, v3_and_below_transactional_id="x",

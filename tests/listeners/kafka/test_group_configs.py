@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.groups.config import GroupConfig, decode, encode
+from headrace.broker.groups.config_store import GroupConfigs
 from headrace.broker.groups.consumer.group import Heartbeat
 from headrace.broker.groups.member_budget import MemberBudget
 from headrace.broker.groups.share.groups import ShareGroups
@@ -40,9 +41,9 @@ async def configured(client: Client) -> dict[str, str]:
 
 async def test_concurrent_changes_of_a_group_are_both_applied(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
-        shares = world.context.coordination.shares
-        await asyncio.gather(shares.configure("s", {"lock_ms": 20_000}), shares.configure("s", {"attempts_max": 7}))
-        assert shares.settings_of("s") == GroupConfig(lock_ms=20_000, attempts_max=7)
+        configs = world.context.coordination.group_configs
+        await asyncio.gather(configs.change("s", {"lock_ms": 20_000}), configs.change("s", {"attempts_max": 7}))
+        assert configs.get("s") == GroupConfig(lock_ms=20_000, attempts_max=7)
 
 
 async def test_group_configs_apply_to_their_group_and_survive_a_restart(tmp_path: Path) -> None:
@@ -108,11 +109,12 @@ async def test_lock_durations_are_per_group(tmp_path: Path) -> None:
         await (await world.client()).produce("t", batch(b"x"))
         clock = ManualClock()
         timers = ManualTimers(clock)
-        shares = ShareGroups(world.broker.shard, clock, timers, dict, MemberBudget(1 << 20))
+        configs = GroupConfigs(world.broker.shard)
+        shares = ShareGroups(world.broker.shard, clock, timers, dict, MemberBudget(1 << 20), configs)
         partition = world.broker.streams.get("t").partition(0)
         held = {}
         for group_id, lock_ms in (("slow", 60_000), ("quick", 15_000)):
-            await shares.configure(group_id, {"start": "earliest", "lock_ms": lock_ms})
+            await configs.change(group_id, {"start": "earliest", "lock_ms": lock_ms})
             group = shares.group(group_id)
             await shares.begin(group, [partition])
             held[group_id] = shares.partition(group, partition.log_id)

@@ -140,13 +140,13 @@ async def test_a_full_member_budget_is_retriable_for_every_kind_of_group(tmp_pat
         await world.topic("t")
         client = await world.client()
         joins = (join_classic, beat_consumer, beat_share)
-        world.broker.coordination.room.bytes_max = 100
+        world.broker.coordination.member_budget.bytes_max = 100
         codes = [(await join(client, f"g{number}")).error_code for number, join in enumerate(joins)]
         assert codes == [Code.COORDINATOR_NOT_AVAILABLE] * 3
         assert await listed(client) == []
-        world.broker.coordination.room.bytes_max = 1 << 20
+        world.broker.coordination.member_budget.bytes_max = 1 << 20
         codes = [(await join(client, f"g{number}")).error_code for number, join in enumerate(joins)]
         assert codes == [Code.MEMBER_ID_REQUIRED, 0, 0]
-        held = world.broker.coordination.room.held_bytes()
+        held = world.broker.coordination.member_budget.held_bytes()
         assert (await beat_share(client, "g2", -1)).error_code == 0
-        assert 0 < world.broker.coordination.room.held_bytes() < held
+        assert 0 < world.broker.coordination.member_budget.held_bytes() < held

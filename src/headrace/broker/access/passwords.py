@@ -12,7 +12,9 @@ SHA256 = "rabbit_password_hashing_sha256"
 SHA512 = "rabbit_password_hashing_sha512"
 ALGORITHMS = {SHA256: hashlib.sha256, SHA512: hashlib.sha512}
 SALT_BYTES = 4  # short, but part of RabbitMQ's format
-NOBODY = base64.b64encode(bytes(SALT_BYTES + hashlib.sha256().digest_size)).decode()  # compared with for unknown users
+UNKNOWN_USER = base64.b64encode(
+    bytes(SALT_BYTES + hashlib.sha256().digest_size)
+).decode()  # compared with for unknown users
 
 
 def hash_password(password: str) -> str:

@@ -17,7 +17,7 @@ from headrace.broker.access import scram_keys as scram
 from headrace.broker.access.permissions import EVERYTHING, Permission, Rights, TopicPermission, check_patterns
 from headrace.broker.access.scram_keys import Credentials
 from headrace.broker.catalog.catalog import Catalog, Identity, shaped
-from headrace.broker.cooperative import to_the_end
+from headrace.broker.cooperative import uncancellable
 from headrace.errors import InvalidInput, NotFound, StorageError
 
 logger = logging.getLogger("headrace.users")
@@ -158,7 +158,7 @@ class Users:
         """None for an unknown user and for a wrong password, after the same amount of work."""
         user = self._users.get(name)
         may_log_in = user is not None and user.password_hash and password
-        stored, algorithm = passwords.NOBODY, passwords.SHA256
+        stored, algorithm = passwords.UNKNOWN_USER, passwords.SHA256
         if user is not None and may_log_in:
             stored, algorithm = user.password_hash, user.hashing_algorithm
         fits = passwords.fits(password, stored, algorithm)
@@ -190,7 +190,7 @@ class Users:
         """Call the watcher with the name of each user that is removed."""
         self._watchers.append(watcher)
 
-    @to_the_end
+    @uncancellable
     async def put_user(
         self,
         name: str,
@@ -227,7 +227,7 @@ class Users:
                     changes["scram"] = scram_keys or {}  # the keys of the old password would still be accepted
             return await self._put(name, changes)
 
-    @to_the_end
+    @uncancellable
     async def set_scram(self, name: str, mechanism: str, keys: scram.ScramKeys | None) -> None:
         """Set or remove the password of one mechanism, as Kafka's tools do. Creates the user if needed."""
         check_name("user", name)
@@ -250,7 +250,7 @@ class Users:
         logger.info("user %r was %s%s", name, what, f" ({', '.join(named)})" if named else "")
         return user
 
-    @to_the_end
+    @uncancellable
     async def remove_user(self, name: str) -> None:
         """Remove the user with its permissions. Watchers close its connections."""
         async with self._changing:
@@ -268,7 +268,7 @@ class Users:
         for watcher in self._watchers:
             watcher(name)
 
-    @to_the_end
+    @uncancellable
     async def set_permission(self, vhost: str, user: str, permission: Permission) -> None:
         """Raises NotFound if the user does not exist. The caller checks the vhost."""
         check_patterns(permission)
@@ -280,7 +280,7 @@ class Users:
         words = "user %r may configure %r, write %r and read %r in vhost %r"
         logger.info(words, user, permission.configure, permission.write, permission.read, vhost)
 
-    @to_the_end
+    @uncancellable
     async def clear_permission(self, vhost: str, user: str) -> None:
         async with self._changing:
             if (vhost, user) not in self._permissions:
@@ -290,7 +290,7 @@ class Users:
             self._changed()
         logger.info("user %r has no access to vhost %r any more", user, vhost)
 
-    @to_the_end
+    @uncancellable
     async def set_topic_permission(self, vhost: str, user: str, exchange: str, rule: TopicPermission) -> None:
         check_patterns(rule)
         async with self._changing:
@@ -301,7 +301,7 @@ class Users:
         words = "user %r may write keys %r and read keys %r of exchange %r in vhost %r"
         logger.info(words, user, rule.write, rule.read, exchange, vhost)
 
-    @to_the_end
+    @uncancellable
     async def clear_topic_permission(self, vhost: str, user: str, exchange: str | None = None) -> None:
         """Remove the rule for one exchange, or all rules of the user in the vhost."""
         async with self._changing:
@@ -320,7 +320,7 @@ class Users:
         for name in sorted(filter(None, names)):
             await self.set_permission(vhost, name, EVERYTHING)
 
-    @to_the_end
+    @uncancellable
     async def vhost_removed(self, vhost: str) -> None:
         """Called before the vhost is deleted: a new one of the same name must not inherit the permissions."""
         async with self._changing:

@@ -15,7 +15,7 @@ from headrace.broker.groups.consumer.classic_members import ClassicMembers
 from headrace.broker.groups.consumer.group import JOIN_EPOCH, ConsumerGroup, Heartbeat
 from headrace.broker.groups.consumer.store import ConsumerStore
 from headrace.broker.groups.member_budget import MemberBudget
-from headrace.broker.groups.offsets import OFFSETS, Answer, Committed, OffsetStore, StagedEntry
+from headrace.broker.groups.offsets import OFFSETS, Answer, CommittedOffset, OffsetStore, StagedEntry
 from headrace.broker.groups.settings import GroupSettings
 from headrace.broker.groups.timers import Timer, Timers
 from headrace.clock import Clock, ExpiryClock
@@ -77,11 +77,11 @@ class Groups:
         begin: Callable[[], StagedEntry],
         topics: Callable[[], Mapping[str, int]],
         config_of: Callable[[str], GroupConfig] = lambda group_id: DEFAULTS,
-        room: MemberBudget | None = None,
+        budget: MemberBudget | None = None,
     ) -> None:
         self.settings = settings
         self.config_of = config_of  # the configuration of a group, by id
-        self.room = room or MemberBudget(settings.members_bytes_max)
+        self.member_budget = budget or MemberBudget(settings.members_bytes_max)
         self.offsets = OffsetStore(begin)
         self._consumers = ConsumerStore(begin)
         self._ages = ExpiryClock(clock)
@@ -194,7 +194,7 @@ class Groups:
         return group
 
     def _make_classic(self, group_id: str) -> ClassicGroup:
-        return ClassicGroup(group_id, self.settings, self._ages.clock, self._timers, self.room, self._save)
+        return ClassicGroup(group_id, self.settings, self._ages.clock, self._timers, self.member_budget, self._save)
 
     def heartbeat(self, group_id: str, beat: Heartbeat) -> consumer.Answer:
         """Process a heartbeat of the consumer protocol (KIP-848). The first such member of a classic group converts the
@@ -251,7 +251,7 @@ class Groups:
             self._ages.clock,
             self._timers,
             self._topics,
-            self.room,
+            self.member_budget,
             self._consumer_changed,
             self.config_of,
         )
@@ -317,7 +317,7 @@ class Groups:
         elif generation >= 0:
             raise IllegalGeneration(f"group {group_id!r} has no members")
 
-    def commit(self, entries: list[Committed], answer: Answer) -> None:
+    def commit(self, entries: list[CommittedOffset], answer: Answer) -> None:
         """Commit offsets of one group; check_commit() comes first."""
         for entry in entries:
             if len(entry.metadata) > self.settings.offset_metadata_bytes_max:

@@ -12,7 +12,7 @@ TopicPartition = tuple[str, int]
 Answer = Callable[[HeadraceError | None], None]
 
 
-class Committed(msgspec.Struct, frozen=True, array_like=True):
+class CommittedOffset(msgspec.Struct, frozen=True, array_like=True):
     """One committed offset. log_id distinguishes a topic from a later one with the same name."""
 
     group: str
@@ -25,21 +25,21 @@ class Committed(msgspec.Struct, frozen=True, array_like=True):
     commit_ms: int
 
 
-class Entry(Protocol):
+class OffsetEntry(Protocol):
     """A journal entry under construction: the part of log.commit.AtomicGroup that is used here."""
 
     def put(self, table: str, key: bytes, value: bytes) -> object: ...
     def delete(self, table: str, key: bytes) -> object: ...
 
 
-class Ticket(Protocol):
+class CommitTicket(Protocol):
     @property
     def error(self) -> BaseException | None: ...
-    def add_callback(self, callback: Callable[["Ticket"], object], /) -> object: ...
+    def add_callback(self, callback: Callable[["CommitTicket"], object], /) -> object: ...
 
 
-class StagedEntry(Entry, Protocol):
-    def commit(self) -> Ticket: ...
+class StagedEntry(OffsetEntry, Protocol):
+    def commit(self) -> CommitTicket: ...
 
 
 def offset_key(group: str, topic: str, partition: int) -> bytes:
@@ -51,19 +51,19 @@ class OffsetStore:
 
     def __init__(self, begin: Callable[[], StagedEntry]) -> None:
         self._begin = begin
-        self._groups: dict[str, dict[TopicPartition, Committed]] = {}
-        self._under_way: dict[str, Ticket] = {}  # group -> its last change that is not durable yet
+        self._groups: dict[str, dict[TopicPartition, CommittedOffset]] = {}
+        self._under_way: dict[str, CommitTicket] = {}  # group -> its last change that is not durable yet
 
     def load(self, items: Iterable[tuple[bytes, bytes]]) -> None:
         for _, value in items:
-            self.apply([msgspec.msgpack.decode(value, type=Committed)])
+            self.apply([msgspec.msgpack.decode(value, type=CommittedOffset)])
 
-    def commit(self, entries: list[Committed], answer: Answer) -> None:
+    def commit(self, entries: list[CommittedOffset], answer: Answer) -> None:
         """Call answer(None) once the entries are durable, or answer(error)."""
         staged = self._begin()
         self.stage(staged, entries)
 
-        def done(ticket: Ticket) -> None:
+        def done(ticket: CommitTicket) -> None:
             if ticket.error is None:
                 self.apply(entries)
                 answer(None)
@@ -72,11 +72,11 @@ class OffsetStore:
 
         self._follow({one.group for one in entries}, staged.commit(), done)
 
-    def _follow(self, groups: set[str], ticket: Ticket, done: Callable[[Ticket], None]) -> None:
+    def _follow(self, groups: set[str], ticket: CommitTicket, done: Callable[[CommitTicket], None]) -> None:
         for group in groups:
             self._under_way[group] = ticket
 
-        def ended(_: Ticket) -> None:
+        def ended(_: CommitTicket) -> None:
             for group in groups:
                 if self._under_way.get(group) is ticket:
                     del self._under_way[group]
@@ -90,13 +90,13 @@ class OffsetStore:
         ticket = self._under_way.get(group)
         then() if ticket is None else ticket.add_callback(lambda _: then())
 
-    def stage(self, entry: Entry, entries: list[Committed]) -> None:
+    def stage(self, entry: OffsetEntry, entries: list[CommittedOffset]) -> None:
         """Add the entries to a journal entry; the caller calls apply() when it is durable."""
         encode = msgspec.msgpack.encode
         for one in entries:
             entry.put(OFFSETS, offset_key(one.group, one.topic, one.partition), encode(one))
 
-    def apply(self, entries: Iterable[Committed]) -> None:
+    def apply(self, entries: Iterable[CommittedOffset]) -> None:
         for one in entries:
             self._groups.setdefault(one.group, {})[one.topic, one.partition] = one
 
@@ -106,7 +106,7 @@ class OffsetStore:
         for topic, partition in gone:
             staged.delete(OFFSETS, offset_key(group, topic, partition))
 
-        def done(ticket: Ticket) -> None:
+        def done(ticket: CommitTicket) -> None:
             if ticket.error is not None:
                 answer(as_error(ticket.error))
                 return
@@ -119,10 +119,10 @@ class OffsetStore:
 
         self._follow({group}, staged.commit(), done)
 
-    def get(self, group: str, topic: str, partition: int) -> Committed | None:
+    def get(self, group: str, topic: str, partition: int) -> CommittedOffset | None:
         return self._groups.get(group, {}).get((topic, partition))
 
-    def of(self, group: str) -> Mapping[TopicPartition, Committed]:
+    def of(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
         return self._groups.get(group, {})
 
     def groups(self) -> Iterable[str]:

@@ -70,3 +70,6 @@ class Stats:
     def loop_came_back(self, late_s: float) -> None:
         if late_s > STALL_S:
             self.loop_stall_s.observe(late_s)
+
+
+__all__ = ["Counted", "Histogram", "ListenerStats", "Stats", "Tally"]

@@ -50,7 +50,7 @@ MEMORY, DISK, DEPTH = "memory", "disk", "depth"
 EVENTS = ("memory_paused", "disk_paused", "memory_slowed", "depth_slowed")
 
 
-class Limits(NamedTuple):
+class PressureLimits(NamedTuple):
     memory_bytes: int
     disk_free_bytes: int
     pending_bytes: int
@@ -85,7 +85,7 @@ class Verdict(NamedTuple):
 CALM = Verdict()
 
 
-def judge(before: Verdict, usage: Usage, limits: Limits) -> Verdict:
+def judge(before: Verdict, usage: Usage, limits: PressureLimits) -> Verdict:
     """Pure function. Alarms and steps have hysteresis, so that nothing toggles at a threshold."""
     memory = usage.rss_bytes / limits.memory_bytes
     depth = usage.pending_bytes / limits.pending_bytes
@@ -130,7 +130,7 @@ class Pressure:
         self._segment_files = config.log.open_files_max
         self._memory = memory or ProcessMemory()
         limit = memory_limit(config.memory_limit)
-        self.limits = Limits(limit, config.disk_free_limit, max(4 * MB, min(PENDING_BYTES_MAX, limit // 4)))
+        self.limits = PressureLimits(limit, config.disk_free_limit, max(4 * MB, min(PENDING_BYTES_MAX, limit // 4)))
         self.verdict = Verdict()
         self.usage = Usage(self._memory.rss_bytes(), 0, config.disk_free_limit)
         self.holders: list[Reclaimable] = []
@@ -214,7 +214,7 @@ class Pressure:
 
         Raises as `check` does."""
         self.check()
-        self.took(size)
+        self.count_received(size)
         return self.delay_s(size)
 
     def delay_s(self, size: int) -> float:
@@ -237,7 +237,7 @@ class Pressure:
 
     # Measuring.
 
-    def took(self, size: int) -> None:
+    def count_received(self, size: int) -> None:
         """Count received bytes. A burst is measured at once: the next tick might be too late."""
         self._unseen_bytes += size
         if self._unseen_bytes >= self._growth_bytes:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from headrace.broker.queues.backlog import Backlog
-from headrace.broker.queues.view import View
+from headrace.broker.queues.view import View, stored_log
 from headrace.broker.queues.view_reader import Run
 from headrace.broker.streams.browse import READY, state_of
 from headrace.broker.streams.decode import INLINE_BYTES_MAX, is_small
@@ -162,8 +162,8 @@ class ReadyBytes:
                 if sizes:
                     return sizes, info.base_offset
                 if self._loads is None:
-                    self._loads = Loads(view.log.loader.alone, outcomes_max=1)
-                key = view.log.id, info.base_offset, info.size, start
+                    self._loads = Loads(stored_log(view).loader.alone, outcomes_max=1)
+                key = stored_log(view).id, info.base_offset, info.size, start
                 found = self._loads.result(key, partial(look, in_thread=True))
             sizes += found[0]
             if found[1] < min(info.next_offset, upto):

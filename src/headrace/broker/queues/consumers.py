@@ -1,10 +1,11 @@
 """The consumers of a queue. Messages go round-robin to the consumers of the highest priority that has credit."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from headrace.broker.queues.view import View
 from headrace.broker.types.message import Message
+from headrace.record.types import Buffer
 
 ROOM_MAX = 65_535  # the largest prefetch; counted for a consumer without one
 
@@ -41,7 +42,7 @@ class Consumer(Protocol):
     def deliver(
         self,
         view: View,
-        data: Any,
+        data: Buffer,
         start: int,
         end: int,
         count_max: int,
@@ -126,7 +127,7 @@ class Consumers:
             start = end
         return []
 
-    def room(self, most: int) -> int:
+    def total_credit(self, most: int) -> int:
         """How many messages the consumers have credit for, at most `most`. Consumers that share the prefetch of their
         channel each count it."""
         found = 0

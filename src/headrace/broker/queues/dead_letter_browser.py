@@ -124,7 +124,7 @@ class Unread(NamedTuple):
         return f"messages {where} cannot be read and stay in the queue: {reason}"
 
 
-class Plan(NamedTuple):
+class ReplayPlan(NamedTuple):
     matched: int
     until: dict[int, int]
     targets: dict[str, int]  # number of messages by queue
@@ -259,7 +259,9 @@ class DeadLetterBrowser:
 
     # Replaying.
 
-    async def plan(self, queue: Queue, wanted: Selection, *, to: str | None = None, count: int | None = None) -> Plan:
+    async def plan(
+        self, queue: Queue, wanted: Selection, *, to: str | None = None, count: int | None = None
+    ) -> ReplayPlan:
         """What a replay would do now, without changing anything."""
         if queue.is_stream:
             raise InvalidInput("a stream keeps its messages: read it from an offset instead of replaying it")
@@ -289,7 +291,7 @@ class DeadLetterBrowser:
                 for later in queue.views[queue.views.index(view) + 1 :]:
                     until[later.level] = 0
                 break
-        return Plan(matched, until, targets, missing, is_cut, unread)
+        return ReplayPlan(matched, until, targets, missing, is_cut, unread)
 
     def _queues_of(self, queue: Queue) -> Mapping[str, Queue]:
         """All queues of the queue's vhost."""

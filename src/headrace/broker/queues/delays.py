@@ -92,7 +92,7 @@ class DelayLog(Generic[Q]):
         self.view = view = open_view(ViewEvents(moves_failed=self._moves_failed))
         self._index = DueIndex()
         self._indexed = view.low
-        self._timer: Any = None
+        self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._waited_flush = -1
         self._indexing = False

@@ -3,7 +3,7 @@
 Acks, new messages and new consumers of one event-loop iteration are handled together, by one call of `dispatch`.
 """
 
-from typing import Any
+from functools import partial
 
 from headrace.broker.queues.backlog import Backlog
 from headrace.broker.queues.consumers import Consumer
@@ -13,6 +13,7 @@ from headrace.broker.queues.queue_arguments import QueueArguments
 from headrace.broker.queues.queue_counts import QueueCounts
 from headrace.broker.queues.view import View
 from headrace.broker.queues.view_reader import Run
+from headrace.broker.streams.partition import Cancellable
 from headrace.broker.types.message import Message, properties_of
 from headrace.record.amqp.properties import Int64
 
@@ -33,7 +34,7 @@ class Dispatcher:
         self._backlog = backlog
         self._limits = limits
         self._schedule = schedule
-        self._waiters: dict[View, Any] = {}  # for more messages
+        self._waiters: dict[View, Cancellable] = {}  # for more messages
         self.counts = QueueCounts()
         self._end_at_start = self._end()
 
@@ -82,7 +83,7 @@ class Dispatcher:
     def _wait_for_more(self) -> None:
         for view in self._backlog.views:
             if view not in self._waiters and view.next >= view.log.stable_end:
-                self._waiters[view] = view.log.wait(view.next, lambda v=view: self._arrived(v))
+                self._waiters[view] = view.log.wait(view.next, partial(self._arrived, view))
 
     def _arrived(self, view: View) -> None:
         self._waiters.pop(view, None)

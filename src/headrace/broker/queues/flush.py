@@ -20,6 +20,8 @@ from headrace.broker.queues.view_state import SETTLE_TABLE, Delta
 from headrace.broker.streams.append import Appender
 from headrace.errors import HeadraceError, LogClosed
 from headrace.log.commit.round import Ticket, TicketGroup
+from headrace.log.log import Log
+from headrace.log.memory.memory_log import MemoryLog
 from headrace.log.shard import Shard
 
 if TYPE_CHECKING:
@@ -87,7 +89,9 @@ class _Flush:
             try:
                 stored = shard.group()
                 for view, batch in batches:
-                    batch.tickets += [appender.stage_in(stored, view.log, data) for data in batch.buffers]
+                    log = view.log
+                    assert isinstance(log, Log), "only durable views have groups"
+                    batch.tickets += [appender.stage_in(stored, log, data) for data in batch.buffers]
                 for view, delta in saved:
                     stored.merge(SETTLE_TABLE, view.key, delta.encode())
                 ticket = stored.commit(lazy=lazy)
@@ -301,10 +305,11 @@ class FlushCoordinator:
     def flush_memory(self) -> None:
         views, self._dirty_memory = self._dirty_memory, []
         for view in views:
-            batch = view.take_batch()
+            batch, log = view.take_batch(), view.log
+            assert isinstance(log, MemoryLog), "durable views are flushed to the disk"
             for data in batch.buffers if batch is not None else ():
                 try:
-                    self._appender.append_transient(view.log, data)
+                    self._appender.append_transient(log, data)
                 except Exception as error:  # later batches and other queues must still be flushed
                     logger.error("a callback after a publish failed: %s", error, exc_info=error)
 

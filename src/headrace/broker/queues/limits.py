@@ -1,7 +1,7 @@
 """Limits of a queue: length, bytes and age of its messages, and what happens to those beyond them."""
 
+import asyncio
 from functools import partial
-from typing import Any
 
 from headrace.broker.queues.backlog import Backlog
 from headrace.broker.queues.byte_bound import ReadyBytes
@@ -12,6 +12,7 @@ from headrace.broker.queues.queue_arguments import DROP_HEAD, STREAM, QueueArgum
 from headrace.broker.queues.vhost_services import VhostServices
 from headrace.broker.queues.view import View
 from headrace.broker.queues.view_reader import Run
+from headrace.broker.streams.partition import Cancellable
 from headrace.broker.types.message import Message
 from headrace.broker.types.range_set import RangeSet
 
@@ -40,11 +41,11 @@ class QueueLimits:
         self._is_stream = policy.kind == STREAM
         self.deferred = DeferredCalls(vhost.loop)
         self.bytes: ReadyBytes | None = None  # only while the policy limits bytes
-        self._arrivals: dict[View, Any] = {}  # waiters for messages from any listener, while the queue is bounded
+        self._arrivals: dict[View, Cancellable] = {}  # waiters for messages, while the queue is bounded
         # A message may have an expiration of its own, so every new head is checked. Unknown for messages from before
         # a restart.
         self.may_expire = any(view.has_ready for view in backlog.views)
-        self.head_timer: Any = None
+        self.head_timer: asyncio.TimerHandle | None = None
         self._head_timer_at = 0.0
         self._checked_flush = -1
         self._bound_bytes()
@@ -167,7 +168,7 @@ class QueueLimits:
         size = self.bytes.with_unflushed if self.bytes is not None else 0
         if not self._overflows(waiting + 1, size + more_bytes):
             return False
-        left = waiting - self._schedule.consumers.room(waiting)
+        left = waiting - self._schedule.consumers.total_credit(waiting)
         left_bytes = size * left // max(1, waiting)  # assumes that all have the same size
         return self._overflows(left + 1, left_bytes + more_bytes)
 

@@ -15,8 +15,8 @@ WRITERS_POOLED = 64
 _writers: list[BatchWriter] = []  # pool shared by all views
 
 
-class Target(Protocol):
-    """A publisher's route that caches the writers of its queues (wire.amqp.scan.Target)."""
+class CachedRoute(Protocol):
+    """A publisher's route that caches the writers of its queues (wire.amqp.scan.CachedRoute)."""
 
     def reset(self) -> None:
         """Forget the writers: the next publish opens a batch again."""
@@ -37,7 +37,7 @@ class PublishBatch:
         self._compression = compression
         self.writer = _writers.pop() if _writers else BatchWriter(0, WRITER_CAPACITY)
         self.buffers: list[bytearray] = []
-        self.targets: list[Target] = []  # that have cached the writer, and must open a new batch after this one
+        self.targets: list[CachedRoute] = []  # that have cached the writer, and must open a new batch after this one
         self.tickets: list[Ticket | None] = []  # of the buffers; None if the log refused the buffer at once
         self.error: HeadraceError | None = None
 

@@ -5,6 +5,7 @@ The AMQP and HTTP listeners use queues through this class only. Everything runs 
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from headrace.broker.queues.backlog import Backlog
@@ -14,7 +15,7 @@ from headrace.broker.queues.dispatch_schedule import DispatchSchedule
 from headrace.broker.queues.dispatcher import Dispatcher
 from headrace.broker.queues.lifetime import Lifetime
 from headrace.broker.queues.limits import QueueLimits
-from headrace.broker.queues.publish_batch import PublishBatch, Target
+from headrace.broker.queues.publish_batch import CachedRoute, PublishBatch
 from headrace.broker.queues.queue_arguments import REJECT_DLX, STREAM, QueueArguments
 from headrace.broker.queues.queue_counts import QueueCounts
 from headrace.broker.queues.vhost_services import VhostServices
@@ -25,12 +26,19 @@ from headrace.errors import ExclusiveUse
 from headrace.record.layout import SEAL_BYTES
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class QueueServices(VhostServices):
+    """The parts of a vhost that its queues use."""
+
+    delete_unused: "Callable[[Queue], asyncio.Task[None] | None]"  # of auto-delete and x-expires
+
+
 class Queue:
     """A classic or quorum queue. `open_views` makes its views, one for each priority level, highest first."""
 
     def __init__(
         self,
-        vhost: VhostServices,
+        vhost: QueueServices,
         name: str,
         policy: QueueArguments,
         open_views: Callable[[ViewEvents], list[View]],
@@ -119,7 +127,7 @@ class Queue:
 
     # Publishing.
 
-    def open_batch(self, target: Target | None = None) -> PublishBatch:
+    def open_batch(self, target: CachedRoute | None = None) -> PublishBatch:
         """For the fast path: the scanner appends messages to the batch's writer without examining them."""
         policy = self.policy
         if policy.length_max is not None or policy.ttl_ms is not None:

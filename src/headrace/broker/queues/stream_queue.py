@@ -12,11 +12,13 @@ from headrace.broker.queues.dispatcher import Dispatcher
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.queue_arguments import QueueArguments, max_age_ms
 from headrace.broker.queues.stream_filter import StreamFilter
-from headrace.broker.queues.view import View
+from headrace.broker.queues.view import View, stored_log
 from headrace.broker.streams.decode import INLINE_BYTES_MAX, is_small
-from headrace.broker.streams.partition import ReadWaits
+from headrace.broker.streams.partition import Cancellable, ReadWaits
 from headrace.broker.types.message import Message, from_record
 from headrace.errors import ArgumentMismatch, DecompressedTooLarge, NotSupported
+from headrace.log.log import Log
+from headrace.log.memory.memory_log import MemoryLog
 from headrace.log.read.cold_reads import Loads
 from headrace.record import codec
 from headrace.record.amqp.properties import Int64, Timestamp
@@ -29,16 +31,16 @@ TURN_MESSAGES = 500
 TURN_BYTES = 1 << 20
 
 
-class Reader:
+class StreamPosition:
     """The position of one consumer. Passed to the consumer where a queue passes a view: nothing is settled in it."""
 
     level = 0
 
-    def __init__(self, log: Any, offset: int, wanted: StreamFilter | None = None) -> None:
+    def __init__(self, log: Log | MemoryLog, offset: int, wanted: StreamFilter | None = None) -> None:
         self.log = log
         self.next = offset
         self.filter = wanted
-        self.waiter: Any = None
+        self.waiter: Cancellable | None = None
         self.is_loading = False
         self.ahead_max = 1
         self._ahead: deque[Record] = deque()  # decoded, and waiting for credit
@@ -65,6 +67,7 @@ class Reader:
                 if found:
                     return found, info.base_offset  # deliver these first
                 if self._loads is None:
+                    assert isinstance(self.log, Log), "streams are stored"
                     self._loads = Loads(self.log.loader.alone, outcomes_max=1)
                 decoded = self._loads.result((info.base_offset, self.next), partial(decode, in_thread=True))
             found += decoded[0]
@@ -100,12 +103,12 @@ class StreamDispatcher(Dispatcher):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._readers: dict[int, Reader] = {}  # by id of the consumer
+        self._readers: dict[int, StreamPosition] = {}  # by id of the consumer
 
-    def add(self, consumer: Consumer, reader: Reader) -> None:
+    def add(self, consumer: Consumer, reader: StreamPosition) -> None:
         self._readers[id(consumer)] = reader
 
-    def reader(self, consumer: Consumer) -> Reader:
+    def reader(self, consumer: Consumer) -> StreamPosition:
         return self._readers[id(consumer)]
 
     def remove(self, consumer: Consumer) -> None:
@@ -123,7 +126,7 @@ class StreamDispatcher(Dispatcher):
         if has_more:
             self._schedule.wake()
 
-    def _feed(self, consumer: Consumer, reader: Reader) -> bool:
+    def _feed(self, consumer: Consumer, reader: StreamPosition) -> bool:
         """Whether there may be more to deliver in the next iteration."""
         left = min(consumer.credit(), TURN_MESSAGES)
         if left <= 0:
@@ -163,11 +166,11 @@ class StreamDispatcher(Dispatcher):
             reader.next = max(reader.next, after)
         return True
 
-    def _reader_loaded(self, reader: Reader) -> None:
+    def _reader_loaded(self, reader: StreamPosition) -> None:
         reader.is_loading = False
         self._schedule.wake()
 
-    def _reader_arrived(self, reader: Reader) -> None:
+    def _reader_arrived(self, reader: StreamPosition) -> None:
         reader.waiter = None
         self._schedule.wake()
 
@@ -207,7 +210,7 @@ class StreamQueue(Queue):
         Raises ReadWaits if the disk must be read. The caller must then repeat the call with the same now_ms, or another
         part of the log would be needed.
         """
-        log = self.view.log
+        log = stored_log(self.view)
         if wanted is None or wanted == "next":
             return int(log.stable_end)
         if wanted == "first":
@@ -227,9 +230,9 @@ class StreamQueue(Queue):
 
     def attach(self, consumer: Consumer, offset: int, wanted: StreamFilter | None = None) -> None:
         """Set where the consumer starts. Must be followed by add_consumer in the same event-loop iteration."""
-        self.dispatcher.add(consumer, Reader(self.view.log, offset, wanted))
+        self.dispatcher.add(consumer, StreamPosition(self.view.log, offset, wanted))
 
-    def reader(self, consumer: Consumer) -> Reader:
+    def reader(self, consumer: Consumer) -> StreamPosition:
         return self.dispatcher.reader(consumer)
 
     def remove_consumer(self, consumer: Consumer, *, is_subscription: bool = True) -> asyncio.Task[None] | None:

@@ -1,17 +1,12 @@
-"""The parts of a vhost that its queues use."""
+"""The parts of a vhost that the components of its queues use; `queue.py QueueServices` adds what only queues use."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from headrace.broker.queues.dead_lettering import DeadLettering
 from headrace.broker.queues.flush import FlushCoordinator
 from headrace.broker.queues.queue_counts import QueueCounts
 from headrace.clock import Clock
-
-if TYPE_CHECKING:
-    from headrace.broker.queues.queue import Queue
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,4 +19,3 @@ class VhostServices:
     flushes: FlushCoordinator
     dead_letters: DeadLettering
     deleted_counts: QueueCounts  # of queues that were deleted
-    delete_unused: "Callable[[Queue], asyncio.Task[None] | None]"  # of auto-delete and x-expires

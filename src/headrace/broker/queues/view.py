@@ -7,16 +7,18 @@ crash every message that may have been delivered gets the redelivered flag.
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 from headrace.broker.queues.delivery_counts import DeliveryCounts
 from headrace.broker.queues.flush import FlushCoordinator
-from headrace.broker.queues.publish_batch import PublishBatch, Target
+from headrace.broker.queues.publish_batch import CachedRoute, PublishBatch
 from headrace.broker.queues.view_reader import Run, ViewReader
 from headrace.broker.queues.view_state import Delta, decode_settles
 from headrace.broker.streams.partition import Partition
 from headrace.broker.types.aborted_ranges import Aborts
 from headrace.broker.types.range_set import RangeSet
+from headrace.log.log import Log
+from headrace.log.memory.memory_log import MemoryLog
 from headrace.record.layout import MAX_OFFSET
 
 RESERVE_MIN = 1024
@@ -39,7 +41,7 @@ class View:
 
     def __init__(
         self,
-        log: Any,
+        log: Log | MemoryLog,
         flushes: FlushCoordinator,
         events: ViewEvents,
         *,
@@ -79,7 +81,7 @@ class View:
     @property
     def partition(self) -> Partition:
         """The port through which listeners see the log."""
-        return Partition(self.level, self.log)
+        return Partition(self.level, cast("Log", self.log))  # a log in memory has the part of it that is used
 
     # Counting.
 
@@ -112,7 +114,7 @@ class View:
 
     # Writing.
 
-    def open_batch(self, target: Target | None = None) -> PublishBatch:
+    def open_batch(self, target: CachedRoute | None = None) -> PublishBatch:
         """The batch that waits for the next flush. A target that caches its writer is reset then."""
         batch, flushes = self.batch, self._flushes
         if batch is None:
@@ -253,6 +255,7 @@ class View:
     def _forget(self, start: int, end: int) -> None:
         """Drop settled records of a log in memory, except those that may be put back."""
         self.counts.forget(start, end)
+        assert isinstance(self.log, MemoryLog), "settled records of a stored log are reclaimed in the background"
         first = self._leaving.first()
         self.log.drop_below(min(self.low, first[0]) if first is not None else self.low)
 
@@ -303,3 +306,9 @@ class View:
         self.release_waiters()
         if may_continue:
             self.events.reserved()
+
+
+def stored_log(view: View) -> Log:
+    """The log of a durable view."""
+    assert isinstance(view.log, Log), "a log in memory has no segments"
+    return view.log

@@ -6,12 +6,15 @@ A batch that decompresses to much is decompressed and decoded in a thread, like 
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headrace.broker.streams.decode import INLINE_BYTES_MAX, estimated_bytes, is_small
-from headrace.broker.streams.read import unfolded, without_aborted
+from headrace.broker.streams.read import with_batch_decompressed, without_aborted
 from headrace.broker.types.aborted_ranges import Aborts
 from headrace.errors import DecompressedTooLarge, OffsetOutOfRange
+from headrace.log.log import Log
+from headrace.log.memory.memory_log import MemoryLog
+from headrace.log.read.chunk import Chunk
 from headrace.log.read.cold_reads import Loads
 from headrace.record import codec
 from headrace.record.types import BatchInfo, Record
@@ -37,17 +40,17 @@ class Run(NamedTuple):
 class ViewReader:
     """Owned by one View; used on the event-loop thread."""
 
-    def __init__(self, log: Any, aborted: Callable[[], Aborts]) -> None:
+    def __init__(self, log: Log | MemoryLog, aborted: Callable[[], Aborts]) -> None:
         self._log = log
         self.aborted = aborted
-        self._chunk: Any = None
-        self._is_folded = False  # the chunk has compressed batches
+        self._chunk: Chunk | None = None
+        self._is_compressed = False  # the chunk has compressed batches
         self._ahead: dict[int, Record] = {}  # every record of the chunk within _ahead_range
         self._ahead_range = range(0)
         self._ahead_bytes = 0  # of records that were decoded in the thread
         self._loads: Loads | None = None  # made when the first large batch is met
 
-    def chunk(self, run: Run) -> Any:
+    def chunk(self, run: Run) -> Chunk:
         """Whole batches that contain run.start; the first may begin earlier. May block on the disk."""
         cached = self._chunk
         if cached is not None and cached.base_offset <= run.start < cached.next_offset:
@@ -60,12 +63,13 @@ class ViewReader:
         cached = self._chunk
         if cached is None or not cached.base_offset <= run.start < cached.next_offset:
             self._read_chunk(run, self._log.read_now)
-        if self._is_folded and run.start not in self._ahead_range:
-            self._unfold(run)
+        if self._is_compressed and run.start not in self._ahead_range:
+            self._decompress(run)
 
-    def _unfold(self, run: Run) -> None:
+    def _decompress(self, run: Run) -> None:
         """Decompress the batch at the start of the run: now if it is small, otherwise in the thread."""
         chunk = self._chunk
+        assert chunk is not None, "read before"
         first, end, _ = codec.trim(chunk.data, 0, None, run.start, run.start + 1, verify_crc=False)
         if first == end:
             return
@@ -74,29 +78,31 @@ class ViewReader:
             return
         if is_small(chunk.data, info):
             try:
-                self._chunk, self._is_folded = unfolded(chunk, run.start, INLINE_BYTES_MAX), False
+                self._chunk, self._is_compressed = with_batch_decompressed(chunk, run.start, INLINE_BYTES_MAX), False
                 return
             except DecompressedTooLarge:
                 pass  # it holds more than it declares
         if self._loads is None:
+            assert isinstance(self._log, Log), "a log in memory has no compressed batches"
             self._loads = Loads(self._log.loader.alone, outcomes_max=2)
-        job = partial(_unfold_apart, chunk, info, run.start)
+        job = partial(_decompress_apart, chunk, info, run.start)
         found, next_offset, size, whole = self._loads.result((info.base_offset, info.size, run.start), job)
         if whole is not None:
-            self._chunk, self._is_folded = whole, False
+            chunk = self._chunk = whole
+            self._is_compressed = False
         self._ahead = {record.offset: record for record in found}
-        self._ahead_range, self._ahead_bytes = range(run.start, min(next_offset, self._chunk.next_offset)), size
+        self._ahead_range, self._ahead_bytes = range(run.start, min(next_offset, chunk.next_offset)), size
 
-    def _read_chunk(self, run: Run, read: Callable[[int, int], Any]) -> Any:
+    def _read_chunk(self, run: Run, read: Callable[[int, int], Chunk]) -> Chunk:
         chunk = read(run.start, READ_BYTES_ONE if run.returned else READ_BYTES)
         if chunk.next_offset <= run.start:
             raise OffsetOutOfRange(run.start, self._log.start_offset, self._log.visible_end)
         self._forget_chunk()
         chunk = self._chunk = self.committed(chunk)
-        self._is_folded = bool(chunk.data) and codec.first_compressed(chunk.data) >= 0
+        self._is_compressed = bool(chunk.data) and codec.first_compressed(chunk.data) >= 0
         return chunk
 
-    def committed(self, chunk: Any) -> Any:
+    def committed(self, chunk: Chunk) -> Chunk:
         """The chunk without records of open and aborted transactions."""
         if chunk.next_offset > self._log.stable_end:
             chunk = chunk._replace(next_offset=self._log.stable_end)  # read again when the transaction has ended
@@ -128,7 +134,7 @@ class ViewReader:
         limit = max(count_max, min(2 * len(before), AHEAD_RECORDS) if run.start == before.stop else 0)
         chunk = self.chunk(run)
         try:
-            chunk = self._chunk = unfolded(chunk, run.start, DECOMPRESSED_BYTES_MAX)
+            chunk = self._chunk = with_batch_decompressed(chunk, run.start, DECOMPRESSED_BYTES_MAX)
         except DecompressedTooLarge:
             limit = count_max
         found = (
@@ -157,18 +163,19 @@ class ViewReader:
 
     def _forget_chunk(self) -> None:
         self._chunk = None
-        self._is_folded = False
+        self._is_compressed = False
         if self._ahead_range:
             self._ahead, self._ahead_range, self._ahead_bytes = {}, range(0), 0
 
 
-def _unfold_apart(chunk: Any, info: BatchInfo, start: int) -> tuple[list[Record], int, int, Any]:
+def _decompress_apart(chunk: Chunk, info: BatchInfo, start: int) -> tuple[list[Record], int, int, Chunk | None]:
     """(records from `start` on, next offset, bytes, the decompressed batch as a chunk unless it is very large); a job
     for the thread."""
-    whole, data, position = None, chunk.data, info.position
+    whole: Chunk | None = None
+    data, position = chunk.data, info.position
     if estimated_bytes(data, info) <= DECOMPRESSED_BYTES_MAX:
         try:
-            whole = unfolded(chunk, start, DECOMPRESSED_BYTES_MAX)
+            whole = with_batch_decompressed(chunk, start, DECOMPRESSED_BYTES_MAX)
             data, position = whole.data, 0
         except DecompressedTooLarge:
             pass  # it holds more than it declares

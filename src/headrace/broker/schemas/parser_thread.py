@@ -10,7 +10,7 @@ from headrace.errors import LogClosed
 from headrace.schemas import contract, kinds, refusals, state
 from headrace.schemas.kinds import Schema
 from headrace.schemas.parsed import Parsed
-from headrace.schemas.state import IMPORT, Content, State, Version
+from headrace.schemas.state import IMPORT, Content, RegistryState, Version
 
 COMPARED_AT_ONCE = 50  # schemas per job: bounds memory, and a job costs more than a small comparison
 COMPARED_MAX = 1_000  # versions of a subject that are parsed to find an equivalent one
@@ -34,13 +34,13 @@ class Parsing:
         """Call it when ids may have a new meaning: the topic was recreated."""
         self._digests = {}
 
-    async def serialized(self, known: State, content: Content) -> str:
+    async def serialized(self, known: RegistryState, content: Content) -> str:
         """A Protobuf schema as its descriptor, for clients without a compiler."""
         parsed: Any = (await self.parsed(known, content))[0]
         return str(await self._in_thread(parsed.serialized))
 
     async def equivalent(
-        self, known: State, subject: str, contents: Sequence[Content], *, deleted: bool
+        self, known: RegistryState, subject: str, contents: Sequence[Content], *, deleted: bool
     ) -> list[Version]:
         """Versions with an equivalent schema in another text form, as Confluent's registry stores Protobuf.
 
@@ -53,7 +53,7 @@ class Parsing:
                 found += [one for content in wanted if state.is_same(said, content)]
         return found
 
-    async def _digest_of(self, known: State, one: Version) -> str:
+    async def _digest_of(self, known: RegistryState, one: Version) -> str:
         """The digest of its canonical text; parsed once."""
         content, digest = self._digests.get(one.id, (None, ""))
         if content is not one.content:
@@ -65,7 +65,9 @@ class Parsing:
             self._digests[one.id] = one.content, digest
         return digest
 
-    async def wanted(self, known: State, subject: str, content: Content, normalize: bool) -> tuple[Schema, Content]:
+    async def wanted(
+        self, known: RegistryState, subject: str, content: Content, normalize: bool
+    ) -> tuple[Schema, Content]:
         """The schema as it is stored or looked up: normalized if requested, except in import mode."""
         parsed, content = await self.parsed(known, content)
         if (normalize or known.normalizes(subject)) and known.mode(subject) != IMPORT:
@@ -75,7 +77,7 @@ class Parsing:
             content = content._replace(text=text, references=tuple(references))
         return parsed, content
 
-    async def parsed(self, known: State, content: Content) -> tuple[Schema, Content]:
+    async def parsed(self, known: RegistryState, content: Content) -> tuple[Schema, Content]:
         """The parsed schema, and the content with its canonical text."""
         texts = known.referred(content.references)
         key = Parsed.key(content.kind, content.text, texts)
@@ -86,7 +88,7 @@ class Parsing:
         return parsed, content._replace(text=parsed.text)
 
     async def compared(
-        self, known: State, subject: str, content: Content, parsed: Schema, versions: Sequence[Version]
+        self, known: RegistryState, subject: str, content: Content, parsed: Schema, versions: Sequence[Version]
     ) -> list[str]:
         """The incompatibilities with the versions that the level compares, within the same compatibility group."""
         level, group = known.level(subject), known.config(subject).get(state.GROUP)

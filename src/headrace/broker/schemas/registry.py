@@ -9,8 +9,9 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from headrace.broker.cooperative import to_the_end
+from headrace.broker.cooperative import uncancellable
 from headrace.broker.schemas.parser_thread import Parsing
+from headrace.broker.schemas.topic import TOPIC
 from headrace.broker.streams import publish
 from headrace.broker.streams.append import Appender
 from headrace.broker.streams.partition import Partition
@@ -37,11 +38,10 @@ from headrace.schemas.rules import (
     completed,
     next_version,
 )
-from headrace.schemas.state import IMPORT, Config, Content, Entry, Reference, State, Version
+from headrace.schemas.state import IMPORT, Config, Content, Entry, Reference, RegistryState, Version
 
 logger = logging.getLogger("headrace.schemas")
 
-TOPIC = "_schemas"
 TABLE, LAST_ID = "schemas", b"last_id"
 COMPACT = "compact"  # not "compact,delete", which would delete the oldest schemas
 PAGE_MESSAGES, PAGE_BYTES = 1_000, 1 << 20
@@ -54,7 +54,7 @@ class Schemas:
         self._pages = pages
         self._appender = appender
         self._shard = shard
-        self._state = State()  # loaded on first use
+        self._state = RegistryState()  # loaded on first use
         self._stream: Stream | None = None  # the stream that the state was read from
         self._next_offset = 0
         self._has_begun = False
@@ -66,7 +66,7 @@ class Schemas:
     async def close(self) -> None:
         await self._parsing.close()
 
-    async def current(self) -> State:
+    async def current(self) -> RegistryState:
         """The state, after reading the topic to its end."""
         stream = self._streams.find(TOPIC)
         if self._is_of(stream) and (stream is None or self._has_read(stream)):
@@ -74,7 +74,7 @@ class Schemas:
         async with self._reading:
             stream = self._streams.find(TOPIC)  # it may have been recreated meanwhile
             if not self._is_of(stream):  # the first time, or the topic was deleted
-                self._state, self._stream, self._next_offset = State(self._last_forgotten_id()), stream, 0
+                self._state, self._stream, self._next_offset = RegistryState(self._last_forgotten_id()), stream, 0
                 self._has_begun, self._unread = True, None
                 self._parsing.forget()
             if stream is not None and not self._has_read(stream):
@@ -173,7 +173,7 @@ class Schemas:
                 return next_version(known, subject, made, schema_id, version), True
         raise Overloaded(f"the topic {TOPIC} changes faster than a schema can be compared: try again")
 
-    @to_the_end
+    @uncancellable
     async def _put(self, made: Version, *, is_new: bool) -> Version:
         """The caller holds the lock `_changing`, which is released here."""
         try:
@@ -196,7 +196,7 @@ class Schemas:
             raise refusals.schema_not_found()
         return found
 
-    async def _existing(self, known: State, wanted: Wanted, *, deleted: bool = False) -> Version | None:
+    async def _existing(self, known: RegistryState, wanted: Wanted, *, deleted: bool = False) -> Version | None:
         """The existing version with this content, as given or completed with the subject's defaults."""
         subject, content, schema_id, version, normalize = wanted
         if not content.text.strip() or (version is not None and schema_id is None):
@@ -229,7 +229,7 @@ class Schemas:
             raise refusals.version_not_found(number)
         return await self._parsing.compared(known, subject, content, parsed, [known.version(subject, number)])
 
-    @to_the_end
+    @uncancellable
     async def delete_subject(self, subject: str, *, permanent: bool) -> list[int]:
         async with self._changing:
             known = await self._settled()
@@ -249,7 +249,7 @@ class Schemas:
             await self._write(state.deleted_entry(subject, everything[-1].version))
             return [one.version for one in live]
 
-    @to_the_end
+    @uncancellable
     async def delete_version(self, subject: str, number: int | str, *, permanent: bool) -> int:
         async with self._changing:
             known = await self._settled()
@@ -266,7 +266,7 @@ class Schemas:
                 await self._write(state.schema_entry(one._replace(deleted=True)))
             return one.version
 
-    @to_the_end
+    @uncancellable
     async def set_config(self, subject: str | None, changes: Config) -> Config:
         """Returns the new config. A value of None resets to the global one."""
         async with self._changing:
@@ -277,7 +277,7 @@ class Schemas:
             await self._write(state.config_entry(subject, made))
             return made
 
-    @to_the_end
+    @uncancellable
     async def delete_config(self, subject: str | None) -> Config:
         """Returns the previous value."""
         async with self._changing:
@@ -290,7 +290,7 @@ class Schemas:
             await self._write(state.config_entry(subject, None))
             return config
 
-    @to_the_end
+    @uncancellable
     async def set_mode(self, subject: str | None, mode: str, *, force: bool = False) -> None:
         async with self._changing:
             known = await self._settled()
@@ -304,7 +304,7 @@ class Schemas:
                 check_unreferred(known, gone, permanent=True)
             await self._forget(known, gone, state.mode_entry(subject, mode))
 
-    @to_the_end
+    @uncancellable
     async def delete_mode(self, subject: str | None) -> str:
         """Returns the previous value."""
         async with self._changing:
@@ -321,7 +321,7 @@ class Schemas:
     def _last_forgotten_id(self) -> int:
         return int(self._shard.state.get(TABLE, LAST_ID) or b"0")
 
-    async def _forget(self, known: State, gone: Sequence[Version], *more: Entry) -> None:
+    async def _forget(self, known: RegistryState, gone: Sequence[Version], *more: Entry) -> None:
         """Remove versions for good, and the settings of subjects that lose their last version."""
         left = {one.subject: len(known.versions(one.subject, deleted=True)) for one in gone}
         for one in gone:
@@ -336,18 +336,18 @@ class Schemas:
                 entries.append(state.mode_entry(subject, None))
         await self._write(*entries, *more)
 
-    async def _keep_last_id(self, known: State) -> None:
+    async def _keep_last_id(self, known: RegistryState) -> None:
         """Before schemas are removed for good: messages may still carry their ids, which must not be reused."""
         group = self._shard.group()
         group.put(TABLE, LAST_ID, str(known.last_id).encode())
         await group.commit()
 
-    async def _check_level(self, known: State, subject: str, content: Content, parsed: Schema) -> None:
+    async def _check_level(self, known: RegistryState, subject: str, content: Content, parsed: Schema) -> None:
         found = await self._parsing.compared(known, subject, content, parsed, known.versions(subject))
         if found:
             raise refusals.incompatible(subject, found)
 
-    async def _settled(self) -> State:
+    async def _settled(self) -> RegistryState:
         """The state for deciding on a change. Overloaded while an open transaction hides the end of the topic: an id
         that is used there would be assigned twice."""
         known = await self.current()
@@ -381,4 +381,4 @@ class Schemas:
         return stream
 
 
-__all__ = ["TOPIC", "Content", "Reference", "Schemas", "Version", "check_subject"]
+__all__ = ["Content", "Reference", "Schemas", "Version", "check_subject"]

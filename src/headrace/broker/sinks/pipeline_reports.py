@@ -28,7 +28,7 @@ class PipelineNotFound(NotFound):
         self.name = name
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class StoredReport(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     updated_ms: int = 0
     started_ms: int = 0
@@ -45,14 +45,14 @@ class Pipelines:
     def __init__(self, shard: Shard, clock: Clock) -> None:
         self._shard = shard
         self._clock = clock
-        self._reports: dict[str, Report] = {
-            key.decode(): msgspec.msgpack.decode(value, type=Report) for key, value in shard.state.items(TABLE)
+        self._reports: dict[str, StoredReport] = {
+            key.decode(): msgspec.msgpack.decode(value, type=StoredReport) for key, value in shard.state.items(TABLE)
         }
 
     def names(self) -> list[str]:
         return sorted(self._reports)
 
-    def get(self, name: str) -> Report:
+    def get(self, name: str) -> StoredReport:
         try:
             return self._reports[name]
         except KeyError:
@@ -61,7 +61,7 @@ class Pipelines:
     def __len__(self) -> int:
         return len(self._reports)
 
-    def report(self, name: str, state: str, details: dict[str, Any]) -> Report:
+    def report(self, name: str, state: str, details: dict[str, Any]) -> StoredReport:
         """Store a report; `stop_requested` of the result tells the pipeline whether to stop."""
         if state not in STATES:
             raise InvalidInput(f"the state of a pipeline must be one of {', '.join(STATES)}, not {state[:80]!r}")
@@ -70,7 +70,7 @@ class Pipelines:
             self._check_new(name)
         now_ms = self._clock.now_ms()
         begins = old is None or state == "starting"
-        kept = Report(
+        kept = StoredReport(
             state=state,
             updated_ms=now_ms,
             started_ms=now_ms if begins or old is None else old.started_ms,
@@ -80,7 +80,7 @@ class Pipelines:
         self._store(name, kept)
         return kept
 
-    def ask_to_stop(self, name: str) -> Report:
+    def ask_to_stop(self, name: str) -> StoredReport:
         asked = msgspec.structs.replace(self.get(name), stop_requested=True)
         self._store(name, asked)
         return asked
@@ -92,7 +92,7 @@ class Pipelines:
         group.commit(lazy=True)
         del self._reports[name]
 
-    def _store(self, name: str, report: Report) -> None:
+    def _store(self, name: str, report: StoredReport) -> None:
         try:
             value = msgspec.msgpack.encode(report)
         except OverflowError:

@@ -46,14 +46,14 @@ class Admission(Protocol):
         """Seconds that the publisher of `size` bytes must wait; raises Overloaded or DiskFull while paused."""
 
 
-class Producers(Protocol):
+class ProducerSequences(Protocol):
     """Sequence numbers of producer ids, see transactions/producers.py."""
 
     def append(self, partition: Partition, data: Batches, infos: list[BatchInfo]) -> Ticket: ...
 
 
-class Transactions(Protocol):
-    """See transactions/coordinator.py."""
+class TransactionAppends(Protocol):
+    """See transactions/batches.py."""
 
     def name_of(self, producer_id: int) -> str | None: ...
 
@@ -102,8 +102,8 @@ class Appender:
         shard: Shard,
         clock: Clock,
         admission: Admission,
-        producers: Producers,
-        transactions: Transactions,
+        producers: ProducerSequences,
+        transactions: TransactionAppends,
         *,
         decompressed_bytes_max: int,
     ) -> None:
@@ -179,7 +179,7 @@ class Appender:
 
     async def publish_messages(self, stream: Stream, messages: Sequence[publishing.Outgoing]) -> list[publishing.Place]:
         """Like `publish`, for messages that are not prepared yet: builds their batches on the event loop."""
-        shape = publishing.Shape.of(stream)
+        shape = publishing.StreamShape.of(stream)
         return await self.publish(stream, publishing.prepare(shape, messages, self._clock.now_ms(), stream.next_turn()))
 
     async def publish(self, stream: Stream, prepared: Sequence[publishing.Prepared]) -> list[publishing.Place]:

@@ -102,7 +102,7 @@ async def browse(
                 offset = max(offset, step.next_offset)
                 if scanned >= scan_max or looked >= SCAN_BYTES_MAX:
                     return BrowsedMessage(found, offset, scanned)
-                await turns.rest()
+                await turns.maybe_yield()
         offset = upto
     return BrowsedMessage(found, offset, scanned)
 

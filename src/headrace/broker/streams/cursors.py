@@ -142,7 +142,7 @@ class Cursors:
             group.put(TABLE, key, msgspec.json.encode(state))
         before = self._cursors.get(name)
         try:
-            self._set(name, state)  # the pin must be set before the entry is staged: see Log.set_retention_hold
+            self._set(name, state)  # the pin must be set before the entry is staged: see Log.set_pin
             ticket = group.commit()
         except Exception:
             self._set(name, before)
@@ -163,7 +163,7 @@ class Cursors:
         for log_id in touched:
             log = self._shard.logs.get(log_id)
             if log is not None:
-                log.set_retention_hold(f"cursor:{name}", pins.get(log_id))
+                log.set_pin(f"cursor:{name}", pins.get(log_id))
 
     def _check_new(self, name: str) -> None:
         try:

@@ -118,7 +118,7 @@ class Partition:
     @property
     def compaction_pin(self) -> int | None:
         """The offset that compaction stops before, because a cursor or a queue still needs what follows."""
-        return self.log.compaction_hold
+        return self.log.compaction_pin
 
     @property
     def damage(self) -> CorruptLog | None:
@@ -140,9 +140,9 @@ class Partition:
             return self.log.read_now(offset, max_bytes)  # a log in memory has no such argument
         return self.log.read_now(offset, max_bytes, end=end)
 
-    def part_now(self, offset: int, max_bytes: int = READ_BYTES, *, end: int | None = None) -> FileRange | None:
+    def file_range_now(self, offset: int, max_bytes: int = READ_BYTES, *, end: int | None = None) -> FileRange | None:
         """The batches as a range of their file, for sendfile; None when they should be read instead."""
-        return self.log.part_now(offset, max_bytes, end=end)
+        return self.log.file_range_now(offset, max_bytes, end=end)
 
     def read_planned_now(self, segment: int, generation: int, offset: int, max_bytes: int = READ_BYTES) -> Chunk:
         """Like `read_now`, but from the generation of a segment that a bulk reader planned on."""
@@ -150,7 +150,7 @@ class Partition:
 
     def next_readable_now(self, offset: int) -> int:
         """The first readable offset after damage at `offset`, or the end."""
-        return self.log.behind_now(offset)
+        return self.log.next_readable_now(offset)
 
     def offset_for_timestamp_now(self, timestamp_ms: int, start: int = 0) -> tuple[int, int] | None:
         """(offset, timestamp) of the first record at or after a time and at or after offset `start`."""
@@ -189,4 +189,4 @@ class Readable:
         self.future.cancel()
 
 
-__all__ = ["PART_BYTES_MIN", "FileRange", "Partition", "ReadWaits", "Readable", "when_loaded"]
+__all__ = ["PART_BYTES_MIN", "Chunk", "FileRange", "Partition", "ReadWaits", "Readable", "when_loaded"]

@@ -25,7 +25,7 @@ Place = tuple[int, int]  # partition, offset
 BATCH_OVERHEAD = 1024
 
 
-class Shape(NamedTuple):
+class StreamShape(NamedTuple):
     """What `prepare` needs of a stream; a stream that does not exist yet has a shape, too."""
 
     name: str
@@ -33,7 +33,7 @@ class Shape(NamedTuple):
     settings: StreamSettings
 
     @classmethod
-    def of(cls, stream: Stream) -> "Shape":
+    def of(cls, stream: Stream) -> "StreamShape":
         return cls(stream.name, len(stream.partitions), stream.settings)
 
 
@@ -73,7 +73,7 @@ class _Building:
         return Prepared(partition, batches, codec.scan(batches, verify_crc=False), self.indexes)
 
 
-def prepare(shape: Shape, messages: Sequence[Outgoing], now_ms: int, turn: int) -> list[Prepared]:
+def prepare(shape: StreamShape, messages: Sequence[Outgoing], now_ms: int, turn: int) -> list[Prepared]:
     """Pure function, safe in any thread. `turn` is the partition for messages without a key."""
     settings = shape.settings
     count = shape.partitions

@@ -5,7 +5,7 @@ Used by the HTTP listener, the key index, the schema registry, and queue views.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headrace.broker.cooperative import YieldEvery
 from headrace.broker.streams.decode import Decoder, estimated_bytes
@@ -91,7 +91,7 @@ class PageReader:
                 left -= found.size
                 if found.next_offset < min(info.next_offset, end) or len(records) >= limit or left <= 0:
                     return Page(records, found.next_offset)
-                await turns.rest()
+                await turns.maybe_yield()
             offset = chunk.next_offset
             step = bytes_max
         return Page(records, offset)
@@ -108,28 +108,28 @@ class PageReader:
         return UnreadableBatch(stream, partition.number, offset, info.next_offset, str(error))
 
 
-def committed(chunk: Any, aborted: Aborts) -> list[BatchInfo]:
+def committed(chunk: Chunk, aborted: Aborts) -> list[BatchInfo]:
     """The batches without those of aborted transactions. Decode them one at a time and only as far as needed: a few
     kilobytes of them may decompress to gigabytes."""
-    infos, near = codec.scan(chunk.data, verify_crc=False), _near(chunk, aborted)
+    infos, near = codec.scan(chunk.data, verify_crc=False), _aborted_in(chunk, aborted)
     return [info for info in infos if not _is_aborted(info, near)] if near else infos
 
 
-def aborted_batches(chunk: Any, aborted: Aborts) -> list[BatchInfo]:
-    near = _near(chunk, aborted)
+def aborted_batches(chunk: Chunk, aborted: Aborts) -> list[BatchInfo]:
+    near = _aborted_in(chunk, aborted)
     return [info for info in codec.scan(chunk.data, verify_crc=False) if _is_aborted(info, near)] if near else []
 
 
-def _near(chunk: Any, aborted: Aborts) -> list[Aborted]:
+def _aborted_in(chunk: Chunk, aborted: Aborts) -> list[Aborted]:
     return aborted.between(chunk.base_offset, chunk.next_offset)
 
 
-def without_aborted(chunk: Any, aborted: Aborts) -> Any:
+def without_aborted(chunk: Chunk, aborted: Aborts) -> Chunk:
     """The chunk without the batches of aborted transactions.
 
     If any batch is left, the chunk ends behind the last one: readers advance as far as the data goes, and find the
     rest empty when they continue."""
-    if not _near(chunk, aborted):
+    if not _aborted_in(chunk, aborted):
         return chunk
     infos = [info for info in committed(chunk, aborted) if info.base_offset < chunk.next_offset]
     data = memoryview(chunk.data)
@@ -137,7 +137,7 @@ def without_aborted(chunk: Any, aborted: Aborts) -> Any:
     return chunk._replace(data=b"".join(data[info.position : info.end] for info in infos), next_offset=next_offset)
 
 
-def unfolded(chunk: Any, offset: int, bytes_max: int) -> Any:
+def with_batch_decompressed(chunk: Chunk, offset: int, bytes_max: int) -> Chunk:
     """The chunk; or, if the batch with this offset is compressed, that batch alone, decompressed.
 
     Raises DecompressedTooLarge if that takes more than bytes_max."""

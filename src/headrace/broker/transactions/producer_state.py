@@ -25,7 +25,7 @@ PRODUCERS_MAX = 10_000  # per log; the longest idle are evicted first
 IDLE_MS_MAX = 7 * 24 * 3600 * 1000
 
 
-class Ticket(Protocol):
+class AppendTicket(Protocol):
     """The part of log.commit.round.Ticket that is used here."""
 
     done: bool
@@ -37,7 +37,7 @@ class Batch:
 
     __slots__ = ("base_offset", "first", "last", "opens", "ticket")
 
-    def __init__(self, first: int, last: int, base_offset: int, ticket: Ticket | None = None) -> None:
+    def __init__(self, first: int, last: int, base_offset: int, ticket: AppendTicket | None = None) -> None:
         self.first, self.last = first, last
         self.base_offset = base_offset
         self.ticket = ticket
@@ -136,7 +136,7 @@ class PartitionProducers:
             f"producer {info.producer_id} sent sequence {info.base_sequence} after {producer.last_sequence}"
         )
 
-    def staged(self, info: BatchInfo, ticket: Ticket, visible_end: int, now_ms: int) -> Batch:
+    def staged(self, info: BatchInfo, ticket: AppendTicket, visible_end: int, now_ms: int) -> Batch:
         """A checked batch was staged; later batches are checked as if it were stored already."""
         producer = self._producer(info)
         producer.seen_ms = now_ms
@@ -213,7 +213,7 @@ class PartitionProducers:
     # Reading.
 
     @property
-    def stable_hold(self) -> int | None:
+    def stable_limit(self) -> int | None:
         """Where readers of committed records must stop, None if no transaction is open."""
         return min((one.open_since for one in self._open.values() if one.open_since is not None), default=None)
 

@@ -20,7 +20,7 @@ from headrace.log.log import Log
 from headrace.log.shard import Shard
 from headrace.record import codec
 from headrace.record.codec import is_commit
-from headrace.record.types import BatchInfo
+from headrace.record.types import BatchInfo, Buffer
 
 logger = logging.getLogger("headrace.broker")
 
@@ -31,7 +31,7 @@ ID_BLOCK = 1000
 SNAPSHOT_INTERVAL_S = 30.0
 SNAPSHOT_BYTES = 64 << 20
 SCAN_BYTES = 4 << 20
-HOLD = "producers"
+PIN = "producers"
 
 AddToEntry = Callable[[AtomicGroup], object]
 EndObserver = Callable[[RangeSet, bool], object]  # offsets without a message, whether the transaction was committed
@@ -79,7 +79,7 @@ class Producers:
             tracked.upto = snapshot.upto
             self._replay(tracked)
             self._hold(tracked)
-            log.set_retention_hold(HOLD, snapshot.upto)  # replayed after a crash before the next snapshot
+            log.set_pin(PIN, snapshot.upto)  # replayed after a crash before the next snapshot
 
     def _replay(self, tracked: Tracked) -> None:
         """Replay up to the first damaged batch: producers and aborted transactions behind it are unknown, so the log is
@@ -96,7 +96,7 @@ class Producers:
             logger.error("%s is served up to offset %d and accepts no messages: %s", log.slug, reached, damage)
 
     @staticmethod
-    def _apply(tracked: Tracked, data: bytes | memoryview, info: BatchInfo, now_ms: int) -> None:
+    def _apply(tracked: Tracked, data: Buffer, info: BatchInfo, now_ms: int) -> None:
         tracked.bytes_since += info.size
         if info.producer_id < 0 or info.base_offset < tracked.upto:
             return
@@ -208,7 +208,7 @@ class Producers:
         is_first = tracked.upto < 0
         if is_first:
             tracked.upto = 0
-            tracked.log.set_retention_hold(HOLD, ticket.base_offset)
+            tracked.log.set_pin(PIN, ticket.base_offset)
         tracked.bytes_since += info.size
         if (is_first or tracked.bytes_since >= SNAPSHOT_BYTES) and not tracked.is_snapshot_due:
             # Later: the log's end covers the whole round, but its other batches are not applied here yet.
@@ -261,7 +261,7 @@ class Producers:
         return self._store(tracked, lazy=False)
 
     def _hold(self, tracked: Tracked) -> None:
-        tracked.log.hold_stable(tracked.producers.stable_hold)
+        tracked.log.set_stable_limit(tracked.producers.stable_limit)
 
     # Snapshots.
 
@@ -317,12 +317,12 @@ class Producers:
     @staticmethod
     def _snapshot_ended(tracked: Tracked, before: int, upto: int, ticket: Ticket) -> None:
         if ticket.error is None:
-            tracked.log.set_retention_hold(HOLD, upto)  # later batches are needed for replay
+            tracked.log.set_pin(PIN, upto)  # later batches are needed for replay
         else:
             tracked.upto = before  # the next snapshot covers it
 
 
-def batches_from(log: Log, offset: int) -> Iterator[tuple[bytes | memoryview, BatchInfo]]:
+def batches_from(log: Log, offset: int) -> Iterator[tuple[Buffer, BatchInfo]]:
     offset = max(offset, log.start_offset)
     while offset < log.visible_end:
         chunk = log.read(offset, SCAN_BYTES)

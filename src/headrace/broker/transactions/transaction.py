@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.broker.groups.offsets import Committed
+from headrace.broker.groups.offsets import CommittedOffset
 from headrace.broker.groups.timers import Timer
 
 EMPTY = "Empty"
@@ -24,7 +24,8 @@ class Instance(NamedTuple):
     epoch: int
 
 
-NOBODY = Instance(-1, -1)
+NO_INSTANCE = Instance(-1, -1)
+EPOCH_MAX = 32766  # the highest epoch of a producer; the last int16 is reserved for fencing
 
 
 class OwedMarker(msgspec.Struct, frozen=True, array_like=True):
@@ -38,7 +39,7 @@ class OwedMarker(msgspec.Struct, frozen=True, array_like=True):
     commit: bool
 
 
-class Joined(msgspec.Struct, frozen=True, array_like=True):
+class AddedPartition(msgspec.Struct, frozen=True, array_like=True):
     """A partition that its first batch added to a transaction (KIP-890), and perhaps opened it. Stored separately:
     storing all partitions again with each new one would be quadratic."""
 
@@ -58,8 +59,8 @@ class Saved(msgspec.Struct, frozen=True, array_like=True):
     changed_ms: int
     partitions: list[tuple[str, int, int]]  # topic, partition, log id
     groups: list[str]
-    offsets: list[Committed]
-    last: Instance = NOBODY
+    offsets: list[CommittedOffset]
+    last: Instance = NO_INSTANCE
     owed: list[OwedMarker] = []
 
 
@@ -76,13 +77,13 @@ class Transaction:
         self.changed_ms = 0
         self.partitions: dict[Where, int] = {}  # to log id
         self.groups: set[str] = set()
-        self.offsets: dict[tuple[str, str, int], Committed] = {}
-        self.ending: list[Committed] = []  # offsets of a transaction whose end is being stored
+        self.offsets: dict[tuple[str, str, int], CommittedOffset] = {}
+        self.ending: list[CommittedOffset] = []  # offsets of a transaction whose end is being stored
         self.busy = False  # a change is being stored
         self.is_saved = True  # False after a change that could not be stored
         self.joined: dict[int, Where] = {}  # by log id: partitions added by a batch, each stored as Joined
         self.joining: set[Where] = set()  # not durable yet
-        self.last = NOBODY  # the previous instance, which may still learn of the new epoch
+        self.last = NO_INSTANCE  # the previous instance, which may still learn of the new epoch
         self.owed: list[OwedMarker] = []
         self.timer: Timer | None = None
 
@@ -136,3 +137,7 @@ class Transaction:
         self.partitions, self.groups, self.offsets = {}, set(), {}
         self.joined, self.joining = {}, set()
         self.started_ms = -1
+
+
+def joined_key(one: Transaction, log_id: int) -> bytes:
+    return log_id.to_bytes(8, "big") + one.transactional_id.encode()

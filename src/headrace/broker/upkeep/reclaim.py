@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from headrace.broker.cooperative import YieldEvery
 from headrace.broker.queues.flush import FlushCoordinator
 from headrace.broker.queues.queue_arguments import QueueArguments
-from headrace.broker.queues.view import View
+from headrace.broker.queues.view import View, stored_log
 from headrace.broker.types.range_set import RangeSet
 from headrace.clock import Clock
 from headrace.errors import HeadraceError, StorageError
@@ -111,23 +111,23 @@ class Reclaim:
         failed: HeadraceError | None = None
         async for policy, view in turns.each(list(self._hosts.own_views())):
             try:
-                if not view.log.is_closed:
+                if not stored_log(view).is_closed:
                     await self._reclaim(view, Retain(policy.retain_ms, policy.retain_bytes))
             except HeadraceError as error:  # a damaged log must not stop the others
-                if not view.log.is_closed:
+                if not stored_log(view).is_closed:
                     failed = failed or error
         if failed is not None:
             raise failed
 
     async def _reclaim(self, view: View, retain: Retain) -> None:
-        log = view.log
+        log = stored_log(view)
         start = self._start(view, retain)
         if start > log.start_offset and await self._moves_are_stored(view):
             await self._delete_before(view, min(start, self._start(view, retain)))
         if not retain.is_wanted:
             # Segments before the start are being deleted already.
             wanted = [segment for segment in log.segments if segment.next_offset > log.start_offset]
-            for run in mostly_settled(wanted, view.settled, log.holds.values()):
+            for run in mostly_settled(wanted, view.settled, log.pins.values()):
                 keep = keep_unsettled(view.settled)
                 if not await self._moves_are_stored(view) or not set(log.segments).issuperset(run):
                     return
@@ -135,18 +135,18 @@ class Reclaim:
 
     def _start(self, view: View, retain: Retain) -> int:
         """Compute it again after each await: a new pin may hold what was free."""
-        log = view.log
+        log = stored_log(view)
         return settled_start(
             log.segments,
             low=view.low,
             end=log.visible_end,
-            holds=log.holds.values(),
+            holds=log.pins.values(),
             retain=retain,
             now_ms=self._clock.now_ms(),
         )
 
     async def _delete_before(self, view: View, start: int) -> None:
-        log = view.log
+        log = stored_log(view)
         if start > log.start_offset:
             before = log.size_bytes
             await self._shard.maintenance.starts.retire_before(log, start)
@@ -161,7 +161,7 @@ class Reclaim:
             await self._hosts.flushes.wait_all_durable()
         except HeadraceError:
             return False
-        return not view.log.is_closed
+        return not stored_log(view).is_closed
 
     async def _rewrite(self, view: View, run: list[Segment], keep: Keep) -> None:
         done: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
@@ -174,9 +174,9 @@ class Reclaim:
                 done.set_result(error)
 
         def is_free() -> bool:
-            return all(hold >= run[-1].next_offset for hold in view.log.holds.values())
+            return all(hold >= run[-1].next_offset for hold in stored_log(view).pins.values())
 
-        self._shard.maintenance.rewrite_segments(view.log, run, keep, finished, if_still=is_free)
+        self._shard.maintenance.rewrite_segments(stored_log(view), run, keep, finished, if_still=is_free)
         error = await done
         if error is not None:
-            raise StorageError(f"a segment of {view.log.slug} could not be rewritten: {error}") from error
+            raise StorageError(f"a segment of {stored_log(view).slug} could not be rewritten: {error}") from error

@@ -12,10 +12,10 @@ from headrace.broker.sinks.uploads import Uploads
 from headrace.broker.streams.partition import Partition
 from headrace.broker.transactions.producers import Producers
 from headrace.errors import Conflict, HeadraceError, NotFound, StorageError
-from headrace.log.segments.replacement import Rewritten, adopt
+from headrace.log.segments.replacement import Rewritten
 from headrace.log.segments.segment import Segment
 from headrace.log.shard import Shard
-from headrace.log.tier.archive import adopt_restored
+from headrace.log.tier.archive import adopt_rewritten
 
 Outcome = tuple[Rewritten | None, BaseException | None]
 
@@ -41,7 +41,6 @@ class SegmentUpkeep:
         found = _sealed(partition, base, generation)
         path = self._uploads.path_of(upload)
         interval = log.settings.index_interval
-        make = adopt_restored if found.is_archived else adopt
         done, report = _outcome()
         self._uploads.hold([upload])
         try:
@@ -50,7 +49,7 @@ class SegmentUpkeep:
                 [found],
                 lambda _data, _info: None,
                 report,
-                make=lambda: make(self._shard.files, found, path, interval),
+                make=lambda: adopt_rewritten(self._shard.files, found, path, interval),
             )
             return _gain(*await done, what=f"segment {base}")
         finally:

@@ -26,7 +26,7 @@ from headrace.broker.vhosts.settings import (
     METADATA_FIELDS,
     QUEUES,
     Limits,
-    Metadata,
+    VhostMetadata,
     limit_of,
     parse_limits,
     parse_metadata,
@@ -155,7 +155,7 @@ def metadata_json(host: VirtualHost) -> Document:
     }
 
 
-def _metadata(item: Document) -> Metadata | None:
+def _metadata(item: Document) -> VhostMetadata | None:
     """None if the item contains no metadata."""
     inner = item.get("metadata")
     fields = inner if isinstance(inner, dict) else item
@@ -209,12 +209,12 @@ def _bindings(host: VirtualHost) -> Iterable[Document]:
                 }
 
 
-class Report(dict[str, int]):
+class ImportCounts(dict[str, int]):
     """Number of items of each kind in the document, including those without effect: other parameters than operator
     policies and vhost limits, and users in an import into one vhost."""
 
 
-async def import_(broker: DefinedBroker, document: Mapping[str, Any], vhost: str | None = None) -> Report:
+async def import_(broker: DefinedBroker, document: Mapping[str, Any], vhost: str | None = None) -> ImportCounts:
     """Import the document. Raises InvalidInput, with nothing changed, if any part of it is invalid."""
     items = {name: _list(document, name) for name in (*LISTS, "topics")}
     if vhost is not None:
@@ -256,7 +256,7 @@ async def import_(broker: DefinedBroker, document: Mapping[str, Any], vhost: str
         if item["name"] != CLUSTER_ID:  # the identity of the cluster that exported the document
             await broker.global_parameters.put(item["name"], item.get("value"))
     await _import_declared(broker, items, host_of)
-    return Report({name: len(items[name]) for name in (*LISTS, "topics")})
+    return ImportCounts({name: len(items[name]) for name in (*LISTS, "topics")})
 
 
 async def _import_declared(
@@ -409,7 +409,7 @@ def _check(items: Mapping[str, list[Document]], vhost: str | None) -> None:
 
 
 async def _check_declared(
-    broker: DefinedBroker, items: Mapping[str, list[Document]], about: list[Metadata | None], vhost: str | None
+    broker: DefinedBroker, items: Mapping[str, list[Document]], about: list[VhostMetadata | None], vhost: str | None
 ) -> None:
     """Dry run in the order of `_import_declared`: raises if the import would be refused, unless others make changes
     meanwhile."""

@@ -20,7 +20,7 @@ from headrace.broker.vhosts.declarations import (
     place,
     server_name,
 )
-from headrace.broker.vhosts.settings import Metadata
+from headrace.broker.vhosts.settings import VhostMetadata
 from headrace.broker.vhosts.vhosts import VirtualHosts
 from headrace.errors import HeadraceError, InvalidInput
 
@@ -71,7 +71,7 @@ class DryRun:
             self._hosts[name] = _Host(self._vhosts, name)
         return self._hosts[name]
 
-    def vhost(self, name: str, metadata: Metadata | None) -> None:
+    def vhost(self, name: str, metadata: VhostMetadata | None) -> None:
         if metadata is not None:
             self._host(name).default_kind = metadata.default_queue_type
 

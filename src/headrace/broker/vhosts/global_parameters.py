@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from headrace.broker.catalog.catalog import Catalog, shaped
-from headrace.broker.cooperative import to_the_end
+from headrace.broker.cooperative import uncancellable
 from headrace.errors import InvalidInput, NotFound, StorageError
 
 CATALOG_KIND = "global-parameters"
@@ -64,14 +64,14 @@ class GlobalParameters:
             await self.put(CLUSTER_ID, f"rabbitmq-cluster-id-{secrets.token_urlsafe(16)}")
         return dict(sorted(self._values.items()))
 
-    @to_the_end
+    @uncancellable
     async def put(self, name: str, value: Any) -> None:
         check_parameter(name, value)
         async with self._changing:
             await self._in_thread(lambda: self._catalog.put(CATALOG_KIND, (name,), {"value": value}))
             self._values[name] = value
 
-    @to_the_end
+    @uncancellable
     async def delete(self, name: str) -> None:
         async with self._changing:
             self.get(name)

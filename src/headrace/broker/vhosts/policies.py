@@ -16,7 +16,7 @@ import msgspec
 
 from headrace.broker.access.regex import compile_pattern
 from headrace.broker.catalog.catalog import Catalog, shaped
-from headrace.broker.cooperative import YieldEvery, to_the_end
+from headrace.broker.cooperative import YieldEvery, uncancellable
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.queue_arguments import CLASSIC, QUORUM, STREAM, QueueArguments, parse_arguments
 from headrace.broker.routing.exchanges import Exchange
@@ -251,7 +251,7 @@ class Policies:
 
     # Changing.
 
-    @to_the_end
+    @uncancellable
     async def put(self, policy: Policy, *, operator: bool = False) -> None:
         check(policy, operator=operator)
         kind, known = (OPERATOR_KIND, self._operator) if operator else (CATALOG_KIND, self._policies)
@@ -263,7 +263,7 @@ class Policies:
             known[identity] = policy
             await self._changed(policy.vhost)
 
-    @to_the_end
+    @uncancellable
     async def delete(self, vhost: str, name: str, *, operator: bool = False) -> None:
         kind, known = (OPERATOR_KIND, self._operator) if operator else (CATALOG_KIND, self._policies)
         async with self._changing:
@@ -272,7 +272,7 @@ class Policies:
             del known[vhost, name]
             await self._changed(vhost)
 
-    @to_the_end
+    @uncancellable
     async def vhost_removed(self, vhost: str) -> None:
         """Remove the policies of a deleted vhost: a new one of that name starts without them."""
         async with self._changing:

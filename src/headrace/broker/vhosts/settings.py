@@ -36,13 +36,13 @@ def limit_of(limits: Limits, name: str) -> int | None:
     return found if found >= 0 else None
 
 
-class Metadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class VhostMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     description: str = ""
     tags: tuple[str, ...] = ()
     default_queue_type: str = CLASSIC
 
 
-def parse_metadata(fields: Mapping[str, Any]) -> Metadata:
+def parse_metadata(fields: Mapping[str, Any]) -> VhostMetadata:
     """As in RabbitMQ, missing fields get their defaults, whatever they were before."""
     description, kind = fields.get("description") or "", fields.get("default_queue_type") or CLASSIC
     if not isinstance(description, str) or len(description) > TEXT_CHARACTERS_MAX:
@@ -50,7 +50,7 @@ def parse_metadata(fields: Mapping[str, Any]) -> Metadata:
     kind = CLASSIC if kind == "undefined" else kind  # RabbitMQ exports this for "no default"
     if kind not in (CLASSIC, QUORUM, STREAM):
         raise InvalidInput(f"unknown queue type {str(kind)[:80]!r}: expected {CLASSIC}, {QUORUM} or {STREAM}")
-    return Metadata(description=description, tags=_tags(fields.get("tags") or ()), default_queue_type=kind)
+    return VhostMetadata(description=description, tags=_tags(fields.get("tags") or ()), default_queue_type=kind)
 
 
 def _tags(given: Any) -> tuple[str, ...]:

@@ -19,11 +19,10 @@ from headrace.broker.catalog.arguments_json import loaded, stored
 from headrace.broker.catalog.catalog import Catalog, shaped
 from headrace.broker.queues.delays import Delays
 from headrace.broker.queues.flush import FlushCoordinator
-from headrace.broker.queues.queue import Queue
+from headrace.broker.queues.queue import Queue, QueueServices
 from headrace.broker.queues.queue_arguments import STREAM, QueueArguments, parse_arguments
 from headrace.broker.queues.stream_queue import StreamQueue
-from headrace.broker.queues.vhost_services import VhostServices
-from headrace.broker.queues.view import View, ViewEvents
+from headrace.broker.queues.view import View, ViewEvents, stored_log
 from headrace.broker.queues.view_state import SETTLE_TABLE, Delta
 from headrace.broker.routing.exchanges import Binding, Exchange, canonical, is_kind, make_exchange
 from headrace.broker.routing.router import Routing
@@ -67,7 +66,7 @@ class LoadedHost(Protocol):
     """A vhost, as far as `load` fills it."""
 
     @property
-    def services(self) -> VhostServices: ...
+    def services(self) -> QueueServices: ...
     @property
     def routing(self) -> Routing[Queue]: ...
     @property
@@ -128,7 +127,7 @@ class QueueStore:
 
     async def create_queue(
         self,
-        vhost: VhostServices,
+        vhost: QueueServices,
         name: str,
         policy: QueueArguments,
         auto_delete: bool,
@@ -164,7 +163,7 @@ class QueueStore:
             )
 
     def make_memory_queue(
-        self, vhost: VhostServices, name: str, policy: QueueArguments, declared: QueueDeclared, owner: object
+        self, vhost: QueueServices, name: str, policy: QueueArguments, declared: QueueDeclared, owner: object
     ) -> Queue:
         """A queue in memory: transient or exclusive. Nothing is stored."""
         levels = list(reversed(range(policy.priority_max + 1)))
@@ -194,14 +193,14 @@ class QueueStore:
             group.merge(SETTLE_TABLE, _key(partition.log.id), Delta(RangeSet([(0, end)]), RangeSet(), 0).encode())
         await group.commit()
 
-    def make_topic_queue(self, vhost: VhostServices, name: str, stream: Stream) -> Queue:
+    def make_topic_queue(self, vhost: QueueServices, name: str, stream: Stream) -> Queue:
         """A topic as a stream queue. Nothing is stored: the topic exists."""
         policy = QueueArguments(kind=STREAM)
         return self._make(vhost, name, policy, stream, TOPIC.auto_delete, dict(TOPIC.arguments), is_topic=True)
 
     def _make(
         self,
-        vhost: VhostServices,
+        vhost: QueueServices,
         name: str,
         policy: QueueArguments,
         stream: Stream,
@@ -225,7 +224,7 @@ class QueueStore:
             )
         queue = Queue(vhost, name, policy, open_views, durable=True, auto_delete=auto_delete, arguments=arguments)
         for view in queue.views:
-            self._producers.watch(view.log, partial(queue.settle_void, view))
+            self._producers.watch(stored_log(view), partial(queue.settle_void, view))
         return queue
 
     def _open_views(self, stream: Stream, events: ViewEvents, *, is_settled: bool) -> list[View]:
@@ -278,7 +277,7 @@ class QueueStore:
         if document["owns_stream"] and self.streams.find(queue.name, vhost) is not None:
             await self.streams.delete(queue.name, vhost)
         for view in queue.views:
-            view.log.unsettled_from = None
+            stored_log(view).unsettled_from = None
         await self._forget_settles(queue.views)
         await self._remove_document(vhost, queue.name)
 
@@ -331,7 +330,7 @@ class QueueStore:
                 raise  # the topic stays: a queue declared on it again would start where this one was
             logger.info("settles of a deleted queue stay on the disk: %s", error)
         for view in views:
-            self._producers.unwatch(view.log)
+            self._producers.unwatch(stored_log(view))
 
     # Bindings.
 

@@ -11,11 +11,10 @@ from typing import Any, Protocol
 
 from headrace.broker.queues.dead_lettering import DeadLettering
 from headrace.broker.queues.delays import Delays
-from headrace.broker.queues.queue import Queue
+from headrace.broker.queues.queue import Queue, QueueServices
 from headrace.broker.queues.queue_arguments import CLASSIC, STREAM
 from headrace.broker.queues.queue_counts import QueueCounts
 from headrace.broker.queues.stream_queue import StreamQueue
-from headrace.broker.queues.vhost_services import VhostServices
 from headrace.broker.routing.exchanges import Exchange
 from headrace.broker.routing.router import Routing
 from headrace.broker.vhosts.declarations import (
@@ -25,7 +24,7 @@ from headrace.broker.vhosts.declarations import (
     place,
     server_name,
 )
-from headrace.broker.vhosts.settings import QUEUES, Limits, Metadata, limit_of
+from headrace.broker.vhosts.settings import QUEUES, Limits, VhostMetadata, limit_of
 from headrace.broker.vhosts.store import QueueStore
 from headrace.broker.vhosts.topology import ExchangePolicies, Topology
 from headrace.clock import Clock
@@ -65,7 +64,7 @@ class VirtualHost:
         bindings_max: int,
     ) -> None:
         self.name = name
-        self.metadata = Metadata()
+        self.metadata = VhostMetadata()
         self.limits: Limits = {}
         self.clock = clock
         self.store = store
@@ -75,7 +74,7 @@ class VirtualHost:
         self.delays: Delays[Queue] = Delays(name, store, self.routing, self.queues, clock)
         self.dead_letters = DeadLettering(self.routing, self.queues, self.delays, self.flushes, clock)
         loop = asyncio.get_running_loop()
-        self.services = VhostServices(
+        self.services = QueueServices(
             name, loop, clock, self.flushes, self.dead_letters, QueueCounts(), self._delete_unused
         )
         self._policies = policies

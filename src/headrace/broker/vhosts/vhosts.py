@@ -8,20 +8,20 @@ from typing import Protocol
 from msgspec import convert, field, to_builtins
 
 from headrace.broker.catalog.catalog import Catalog, shaped
-from headrace.broker.cooperative import to_the_end
+from headrace.broker.cooperative import uncancellable
 from headrace.broker.queues.delays import STREAM_PREFIX
 from headrace.broker.queues.flush import FlushCoordinator
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.queue_arguments import QueueArguments
 from headrace.broker.queues.stream_queue import StreamQueue
-from headrace.broker.queues.view import View
+from headrace.broker.queues.view import View, stored_log
 from headrace.broker.queues.view_state import SETTLE_TABLE
 from headrace.broker.streams.append import Appender
 from headrace.broker.streams.streams import Stream, Streams
 from headrace.broker.transactions.producers import Producers
 from headrace.broker.types.vhost_names import CATALOG_KIND, DEFAULT
 from headrace.broker.vhosts.declarations import PREDECLARED
-from headrace.broker.vhosts.settings import Limits, Metadata, parse_limits
+from headrace.broker.vhosts.settings import Limits, VhostMetadata, parse_limits
 from headrace.broker.vhosts.store import QueueStore
 from headrace.broker.vhosts.vhost import DeletedQueues, QueuePolicies, VirtualHost
 from headrace.clock import Clock
@@ -32,7 +32,7 @@ from headrace.log.shard import Shard
 logger = logging.getLogger("headrace.broker")
 
 
-class _Stored(Metadata, frozen=True, kw_only=True):
+class _Stored(VhostMetadata, frozen=True, kw_only=True):
     identity: tuple[str]
     limits: Limits = field(default_factory=dict)
 
@@ -81,7 +81,7 @@ class VirtualHosts:
         for document in catalog.load(CATALOG_KIND):
             stored = shaped(CATALOG_KIND, document, _Stored)
             host = self._vhost_of(stored.identity[0])
-            host.metadata, host.limits = convert(document, Metadata), stored.limits
+            host.metadata, host.limits = convert(document, VhostMetadata), stored.limits
         self.store.load(self._vhost_of, self._hosts)
         streams.before_delete(self._check_deletion)
         streams.before_growth(self._check_growth)
@@ -170,25 +170,25 @@ class VirtualHosts:
         """The `views` whose log belongs to the queue. Messages settled by a queue on a topic are still the topic's:
         others read them, and the topic's retention deletes them."""
         for policy, view in self.views():
-            found = self.store.streams.of_log(view.log.id)
+            found = self.store.streams.of_log(stored_log(view).id)
             if found is not None and found[0].kind != "topic":
                 yield policy, view
 
-    @to_the_end
-    async def create(self, name: str, maker: str | None = None, metadata: Metadata | None = None) -> VirtualHost:
+    @uncancellable
+    async def create(self, name: str, maker: str | None = None, metadata: VhostMetadata | None = None) -> VirtualHost:
         """Create the vhost; `maker` gets all permissions in it. If it is being deleted, it is created again after that.
         If it exists, only its metadata is replaced, if given."""
         async with self._changing:
             found = self._hosts.get(name)
             if found is None or metadata not in (None, found.metadata):
-                await self._store(name, metadata or Metadata(), {} if found is None else found.limits)
+                await self._store(name, metadata or VhostMetadata(), {} if found is None else found.limits)
             if found is None:
                 await self._users.vhost_made(name, maker)
             host = self._vhost_of(name)
             host.metadata = metadata or host.metadata
             return host
 
-    @to_the_end
+    @uncancellable
     async def set_limits(self, name: str, changes: Mapping[str, int | None]) -> None:
         """Change the given limits; None removes one. Connections and queues beyond a limit stay."""
         async with self._changing:
@@ -199,7 +199,7 @@ class VirtualHosts:
                 await self._store(name, host.metadata, limits)
                 host.limits = limits
 
-    async def _store(self, name: str, metadata: Metadata, limits: Limits) -> None:
+    async def _store(self, name: str, metadata: VhostMetadata, limits: Limits) -> None:
         document = to_builtins(metadata) | ({"limits": limits} if limits else {})
         await self._in_thread(lambda: self._catalog.put(CATALOG_KIND, (name,), document))
 
@@ -207,7 +207,7 @@ class VirtualHosts:
         """Call the watcher with the name of each vhost before it is removed."""
         self._watchers.append(watcher)
 
-    @to_the_end
+    @uncancellable
     async def delete(self, name: str) -> None:
         async with self._changing:
             host = self.get(name)

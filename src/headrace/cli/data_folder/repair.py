@@ -10,7 +10,7 @@ from headrace.cli.data_folder.folder import Folder, data_dir_option
 from headrace.cli.options import json_option
 
 if TYPE_CHECKING:
-    from headrace.log.catalog.repair import DocumentFacts, Done
+    from headrace.log.catalog.repair import CatalogRepair, DocumentFacts
     from headrace.log.recovery.journal_repair import JournalFacts
 
 DAMAGED = 6
@@ -116,7 +116,7 @@ def repair(
     return DAMAGED if hopeless or is_journal_lost else 0
 
 
-def _show_json(journal: "JournalFacts", documents: "list[DocumentFacts]", done: "list[Done]") -> None:
+def _show_json(journal: "JournalFacts", documents: "list[DocumentFacts]", done: "list[CatalogRepair]") -> None:
     from dataclasses import asdict
 
     from headrace.cli.output import show_json
@@ -140,7 +140,7 @@ def _show_json(journal: "JournalFacts", documents: "list[DocumentFacts]", done: 
     )
 
 
-def _show(journal: "JournalFacts", documents: "list[DocumentFacts]", done: "list[Done]") -> None:
+def _show(journal: "JournalFacts", documents: "list[DocumentFacts]", done: "list[CatalogRepair]") -> None:
     from headrace.cli.output import show_facts
 
     entries = {name: getattr(journal, name) for name in ENTRIES}

@@ -11,7 +11,7 @@ from headrace.broker.queues.view import View
 from headrace.broker.types.message import Message
 from headrace.errors import HeadraceError
 from headrace.listeners.amqp.confirms import ChannelConfirms
-from headrace.listeners.amqp.consumer import AmqpConsumer, Source
+from headrace.listeners.amqp.consumer import AmqpConsumer, DeliverySource
 from headrace.listeners.amqp.context import ListenerContext
 from headrace.listeners.amqp.counts import ChannelCounts
 from headrace.listeners.amqp.errors import ChannelError
@@ -58,7 +58,7 @@ class Channel:
         self.number = number
         self.state = ChannelState(number)
         self.consumers: dict[str, AmqpConsumer] = {}
-        self.sources: list[Source] = []
+        self.sources: list[DeliverySource] = []
         self.prefetch = 0  # for consumers that are added later, see methods.consume.qos
         self.prefetch_global = 0
         self.is_flowing = True
@@ -68,7 +68,7 @@ class Channel:
         self.last_queue = ""
         self.reply_consumer: ReplyConsumer | None = None
         self.counts = ChannelCounts()
-        self._getters: dict[View, Source] = {}
+        self._getters: dict[View, DeliverySource] = {}
         self._unused_sources: list[int] = []  # numbers of sources that deliver nothing more
 
     @property
@@ -85,7 +85,7 @@ class Channel:
             return tags.unacked
         return tags.unacked - sum(tags.in_flight(source.number) for source in self._getters.values())
 
-    def add_source(self, queue: Queue, view: View) -> Source:
+    def add_source(self, queue: Queue, view: View) -> DeliverySource:
         """Reuses the number of a source that has nothing in flight and delivers nothing more: a long-lived channel
         may create a consumer for every request it makes."""
         tags = self.state.tags
@@ -94,13 +94,13 @@ class Channel:
         number = next((number for number in self._unused_sources if not tags.in_flight(number)), None)
         if number is not None:
             self._unused_sources.remove(number)
-            source = self.sources[number] = Source(number, queue, view)
+            source = self.sources[number] = DeliverySource(number, queue, view)
             return source
-        source = Source(tags.add_source(), queue, view)
+        source = DeliverySource(tags.add_source(), queue, view)
         self.sources.append(source)
         return source
 
-    def getter(self, queue: Queue, view: View) -> Source:
+    def getter(self, queue: Queue, view: View) -> DeliverySource:
         """The source of basic.get on a queue."""
         found = self._getters.get(view)
         if found is None or found.queue is not queue:
@@ -148,13 +148,13 @@ class Channel:
         for queue in settled:
             queue.wake()
 
-    def take(self, tag: int, multiple: bool) -> list[tuple[Source, int, int]]:
+    def take(self, tag: int, multiple: bool) -> list[tuple[DeliverySource, int, int]]:
         """Removes deliveries from the ring and returns them as (source, start, end) ranges of offsets: a client
         without a prefetch may have a million of them when it disconnects."""
         found = self.state.tags.take(tag, multiple)
         if found is None:
             raise ChannelError(PRECONDITION_FAILED, f"unknown delivery tag {tag}")
-        ranges: list[tuple[Source, int, int]] = []
+        ranges: list[tuple[DeliverySource, int, int]] = []
         last = start = end = -1
         for number, offset in found:
             if number != last or offset != end:
@@ -166,7 +166,7 @@ class Channel:
             ranges.append((self.sources[last], start, end))
         return ranges
 
-    def reject(self, taken: Iterable[tuple[Source, int, int]], *, requeue: bool) -> None:
+    def reject(self, taken: Iterable[tuple[DeliverySource, int, int]], *, requeue: bool) -> None:
         settled: set[Queue] = set()
         failed: Exception | None = None
         for source, start, end in taken:

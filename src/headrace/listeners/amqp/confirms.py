@@ -145,8 +145,8 @@ class PublisherConfirms:
             self.flushes_pending += 1
             self._flushes.after(partial(self._flushed, unconfirmed))
             if self._pressure.must_pause_reading:
-                self._transport.hold_reading(DISK, True)
-                self._pressure.on_drain(partial(self._transport.hold_reading, DISK, False))
+                self._transport.set_reading_paused(DISK, True)
+                self._pressure.on_drain(partial(self._transport.set_reading_paused, DISK, False))
         if not has_reply and size < QUICK_ACK_BYTES_MAX:
             self._transport.acknowledge_now()
 

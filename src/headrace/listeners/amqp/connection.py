@@ -15,10 +15,10 @@ from headrace.listeners.amqp.access import Access
 from headrace.listeners.amqp.channel import Channel
 from headrace.listeners.amqp.confirms import PublisherConfirms
 from headrace.listeners.amqp.context import ListenerContext
-from headrace.listeners.amqp.dispatch import Dispatcher
+from headrace.listeners.amqp.dispatch import MethodDispatcher
 from headrace.listeners.amqp.errors import HARD, ChannelError, reply
 from headrace.listeners.amqp.methods import connection as handshake
-from headrace.listeners.amqp.methods.connection import Stage
+from headrace.listeners.amqp.methods.connection import HandshakeStage
 from headrace.listeners.amqp.registry import ConnectionRegistry
 from headrace.listeners.amqp.session import Session
 from headrace.listeners.amqp.transport import CLOSE_TIMEOUT_S, OUTPUT, UNPROCESSED, AmqpTransport
@@ -40,7 +40,7 @@ class Connection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.context = context
         self.transport = AmqpTransport(context.stats, loop)
-        self.stage = Stage.HEADER
+        self.stage = HandshakeStage.HEADER
         self.session: Session | None = None
         self.user = ""
         self.client_properties: dict[str, Any] = {}
@@ -53,7 +53,7 @@ class Connection(asyncio.Protocol):
         self._flow = registry.flow
         self._flushes = context.flushes
         self._loop_time = loop.time
-        self._dispatcher = Dispatcher(self)
+        self._dispatcher = MethodDispatcher(self)
         self.scanner = Scanner(self._dispatcher, protocol.FRAME_MAX_BEFORE_TUNE)
         self._confirms = PublisherConfirms(self.scanner, self.channels, self.transport, context)
         self._unprocessed = b""
@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
         self.drop()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.stage = Stage.CLOSED
+        self.stage = HandshakeStage.CLOSED
         self.transport.is_closed = True
         self.transport.disarm()
         self._dispatcher.detach()
@@ -90,7 +90,7 @@ class Connection(asyncio.Protocol):
         transport = self.transport
         transport.is_writable = True
         if OUTPUT in transport.paused_for:
-            transport.hold_reading(OUTPUT, False)
+            transport.set_reading_paused(OUTPUT, False)
             if self._dispatcher.waiting is None:
                 self._continue()
         for channel in self.channels.values():
@@ -105,23 +105,23 @@ class Connection(asyncio.Protocol):
         counts = transport.counts
         counts.received_bytes += len(data)
         counts.reads += 1
-        if self.stage is Stage.CLOSED:
+        if self.stage is HandshakeStage.CLOSED:
             return
         if self._unprocessed:
             data = self._unprocessed + data
             self._unprocessed = b""
         if self._dispatcher.waiting is not None or OUTPUT in transport.paused_for:
             self._unprocessed = data
-            transport.hold_reading(UNPROCESSED, len(data) > UNPROCESSED_BYTES_MAX)
+            transport.set_reading_paused(UNPROCESSED, len(data) > UNPROCESSED_BYTES_MAX)
             return
         self._process(data)
 
     # Received bytes.
 
     def _process(self, data: bytes) -> None:
-        if self.stage is Stage.HEADER:
+        if self.stage is HandshakeStage.HEADER:
             data = self._read_header(data)
-        if self.stage in (Stage.HEADER, Stage.CLOSED) or not data:
+        if self.stage in (HandshakeStage.HEADER, HandshakeStage.CLOSED) or not data:
             return
         now_ms = self.context.clock.now_ms()
         try:
@@ -153,7 +153,7 @@ class Connection(asyncio.Protocol):
             if (
                 self._dispatcher.waiting is not None
                 or OUTPUT in self.transport.paused_for
-                or self.stage is Stage.CLOSED
+                or self.stage is HandshakeStage.CLOSED
             ):
                 break
         return used
@@ -168,7 +168,7 @@ class Connection(asyncio.Protocol):
         if len(data) < 8:
             self._unprocessed = data
             return b""
-        self.stage = Stage.START
+        self.stage = HandshakeStage.START
         cluster_name = self.context.broker.global_parameters.cluster_name
         self.transport.write(handshake.start_frame(self.context.config, cluster_name))
         return data[8:]
@@ -179,11 +179,11 @@ class Connection(asyncio.Protocol):
 
     def _continue(self) -> None:
         """Processes the bytes that arrived while a method waited."""
-        if self.stage is not Stage.CLOSED:
+        if self.stage is not HandshakeStage.CLOSED:
             data, self._unprocessed = self._unprocessed, b""
             self._process(data)
             if self._dispatcher.waiting is None:
-                self.transport.hold_reading(UNPROCESSED, False)
+                self.transport.set_reading_paused(UNPROCESSED, False)
 
     def after_feed(self) -> None:
         """Applies the acks and publishes that the scanner has collected."""
@@ -255,12 +255,12 @@ class Connection(asyncio.Protocol):
         code, text = reply(error)
         if code in HARD:
             self.close(code, text, class_id, method_id)
-        elif channel.is_open and self.stage is Stage.RUNNING:
+        elif channel.is_open and self.stage is HandshakeStage.RUNNING:
             channel.send_close(code, text, class_id, method_id)
 
     def close(self, code: int, text: str, class_id: int = 0, method_id: int = 0) -> None:
         """Sends connection.close and waits CLOSE_TIMEOUT_S for close-ok."""
-        if self.stage in (Stage.CLOSING, Stage.CLOSED):
+        if self.stage in (HandshakeStage.CLOSING, HandshakeStage.CLOSED):
             return
         # A shutdown closes thousands of connections: one log line for each would be too many.
         level = logging.DEBUG if code == protocol.CONNECTION_FORCED else logging.INFO
@@ -270,7 +270,7 @@ class Connection(asyncio.Protocol):
                 0, commands.Connection.Close, reply_code=code, reply_text=text, class_id=class_id, method_id=method_id
             )
         )
-        self.stage = Stage.CLOSING
+        self.stage = HandshakeStage.CLOSING
         self.transport.resume_reading()  # to read close-ok
         for channel in self.channels.values():
             channel.release()
@@ -280,7 +280,7 @@ class Connection(asyncio.Protocol):
     def linger(self) -> None:
         """The client has closed the connection; see AmqpTransport.linger."""
         self.after_feed()
-        self.stage = Stage.CLOSED
+        self.stage = HandshakeStage.CLOSED
         for channel in self.channels.values():
             channel.release()
         # Now and not when the socket is closed: after close-ok the client may rely on its exclusive queues being gone.
@@ -290,7 +290,7 @@ class Connection(asyncio.Protocol):
 
     def drop(self) -> None:
         """Closes the socket after the pending output."""
-        self.stage = Stage.CLOSED
+        self.stage = HandshakeStage.CLOSED
         self.transport.close()
 
     def abort(self) -> None:
@@ -303,11 +303,11 @@ class Connection(asyncio.Protocol):
         self.context.stats.count("shed")
         self.transport.abort()
 
-    def hold_reading(self, reason: str, held: bool) -> None:
-        self.transport.hold_reading(reason, held)
+    def set_reading_paused(self, reason: str, held: bool) -> None:
+        self.transport.set_reading_paused(reason, held)
 
-    def tell_blocked(self, reason: str | None) -> None:
-        if self.stage is Stage.RUNNING and self.capabilities.get("connection.blocked") is True:
+    def notify_blocked(self, reason: str | None) -> None:
+        if self.stage is HandshakeStage.RUNNING and self.capabilities.get("connection.blocked") is True:
             if reason is None:
                 self.transport.write(frame(0, commands.Connection.Unblocked))
             else:
@@ -331,4 +331,4 @@ class Connection(asyncio.Protocol):
 
     @property
     def vhost_name(self) -> str | None:
-        return self.session.vhost.name if self.session is not None and self.stage is Stage.RUNNING else None
+        return self.session.vhost.name if self.session is not None and self.stage is HandshakeStage.RUNNING else None

@@ -7,10 +7,10 @@ from typing import Any
 from headrace.listeners.amqp.channel import Channel
 from headrace.listeners.amqp.connection import Connection
 from headrace.listeners.amqp.consumer import AmqpConsumer
-from headrace.listeners.amqp.methods.connection import Stage
+from headrace.listeners.amqp.methods.connection import HandshakeStage
 from headrace.wire.amqp.protocol import CONNECTION_FORCED
 
-STATES = {Stage.RUNNING: "running", Stage.CLOSING: "closing", Stage.CLOSED: "closed"}
+STATES = {HandshakeStage.RUNNING: "running", HandshakeStage.CLOSING: "closing", HandshakeStage.CLOSED: "closed"}
 
 
 class AmqpClient:
@@ -148,4 +148,4 @@ def _address_text(host: str, port: int) -> str:
 
 
 def clients(connections: Iterable[Connection]) -> list[AmqpClient]:
-    return [AmqpClient(connection) for connection in connections if connection.stage is not Stage.HEADER]
+    return [AmqpClient(connection) for connection in connections if connection.stage is not HandshakeStage.HEADER]

@@ -12,6 +12,7 @@ from headrace.listeners.amqp.consumer_timeouts import WatchedDeliveries
 from headrace.listeners.amqp.counts import ChannelCounts
 from headrace.listeners.amqp.session import Session
 from headrace.listeners.amqp.transport import AmqpTransport
+from headrace.record.types import Buffer
 from headrace.wire.amqp.deliver import DeliveryEncoder, Encoded
 from headrace.wire.amqp.methods import content_pieces, frame
 from headrace.wire.amqp.scan import ChannelState
@@ -21,7 +22,7 @@ UNACKED_MAX = 1 << 20  # for a consumer without a prefetch: a tag takes 16 bytes
 DELIVER_BYTES_MAX = 256 * 1024
 
 
-class Source:
+class DeliverySource:
     """The origin of a delivery. Each unacknowledged tag in the channel's ring refers to one by its number."""
 
     __slots__ = ("number", "queue", "view")
@@ -45,7 +46,7 @@ class ConsumerChannel(Protocol):
     def can_deliver(self) -> bool: ...
     @property
     def unacked_by_consumers(self) -> int: ...
-    def add_source(self, queue: Queue, view: View) -> Source: ...
+    def add_source(self, queue: Queue, view: View) -> DeliverySource: ...
     def is_consumer(self, consumer: "AmqpConsumer") -> bool: ...
     def remove_consumer(self, tag: str) -> object: ...
     def fail(self, error: HeadraceError) -> None: ...
@@ -84,9 +85,9 @@ class AmqpConsumer:
             frame_max=channel.session.frame_max,
             bytes_max=DELIVER_BYTES_MAX,
         ).encode
-        self._sources: dict[View, Source] = {}
+        self._sources: dict[View, DeliverySource] = {}
 
-    def _source(self, view: View) -> Source:
+    def _source(self, view: View) -> DeliverySource:
         found = self._sources.get(view)
         if found is None:
             found = self._sources[view] = self._channel.add_source(self.queue, view)
@@ -114,7 +115,7 @@ class AmqpConsumer:
         return min((self.prefetch or UNACKED_MAX) - self.in_flight, room)
 
     def deliver(
-        self, view: View, data: Any, start: int, end: int, count_max: int, redelivered_below: int, expired_until: int
+        self, view: View, data: Buffer, start: int, end: int, count_max: int, redelivered_below: int, expired_until: int
     ) -> Encoded:
         encoded = self._encode(data, start, end, self._source(view).number, count_max, redelivered_below, expired_until)
         count = encoded.count

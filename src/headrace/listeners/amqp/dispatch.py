@@ -16,7 +16,7 @@ from headrace.listeners.amqp.channel import Channel, ChannelConnection
 from headrace.listeners.amqp.eager_task import EagerTask
 from headrace.listeners.amqp.errors import ChannelError
 from headrace.listeners.amqp.methods import connection as handshake
-from headrace.listeners.amqp.methods.connection import HandshakeConnection, Stage
+from headrace.listeners.amqp.methods.connection import HandshakeConnection, HandshakeStage
 from headrace.listeners.amqp.methods.table import HANDLERS
 from headrace.listeners.amqp.session import Session
 from headrace.listeners.amqp.transport import OUTPUT
@@ -42,7 +42,7 @@ class DispatchingConnection(HandshakeConnection, ChannelConnection, Protocol):
         """A method that waited has ended: the bytes that arrived meanwhile can be processed."""
 
 
-class Dispatcher:
+class MethodDispatcher:
     """Receives the scanner's events. True from an event stops the scan: the remaining bytes are processed when the
     method has ended."""
 
@@ -63,7 +63,7 @@ class Dispatcher:
     def topology_version(self) -> int:
         """Changes with the routes of the vhost and with the users: both versions only grow, so does their sum."""
         session = self._connection.session
-        if session is None or self._connection.stage is not Stage.RUNNING:
+        if session is None or self._connection.stage is not HandshakeStage.RUNNING:
             return 0
         return session.vhost.routing.version + self._users.version
 
@@ -71,9 +71,9 @@ class Dispatcher:
         connection = self._connection
         if class_id == CLASS_CONNECTION and number == 0:
             return handshake.on_method(connection, decode(class_id, method_id, arguments), class_id, method_id)
-        if connection.stage is Stage.CLOSING:
+        if connection.stage is HandshakeStage.CLOSING:
             return False
-        if connection.stage is not Stage.RUNNING or number == 0:
+        if connection.stage is not HandshakeStage.RUNNING or number == 0:
             raise handshake.unexpected(connection.stage, class_id, method_id)
         method = decode(class_id, method_id, arguments)
         if class_id == CLASS_CHANNEL:
@@ -156,13 +156,13 @@ class Dispatcher:
         except HeadraceError as error:
             self._connection.fail(error, *origin)
         self._transport.end_method()
-        return self._must_wait_for_output() or self._connection.stage is Stage.CLOSED
+        return self._must_wait_for_output() or self._connection.stage is HandshakeStage.CLOSED
 
     def _must_wait_for_output(self) -> bool:
         """Stops processing while a client that sends requests does not read the replies: the bytes of one read can
         ask for more output than there is memory."""
         if not self._transport.is_writable and self._transport.is_flooded:
-            self._transport.hold_reading(OUTPUT, True)
+            self._transport.set_reading_paused(OUTPUT, True)
             return True
         return False
 

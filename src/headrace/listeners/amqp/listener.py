@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 from headrace.broker.broker import Broker
 from headrace.config import Address, Config
@@ -31,7 +30,7 @@ class AmqpListener:
         self._sockets: ListeningSockets
 
     async def start(self, address: Address, tls: Tls | None) -> None:
-        acceptor = None if tls is None else TlsAcceptor("AMQP", tls, self.stats, self.registry.room)
+        acceptor = None if tls is None else TlsAcceptor("AMQP", tls, self.stats, self.registry.connections_left)
         self._sockets = await listen(
             address, lambda: Connection(self.context, self.registry), flag="--amqp", acceptor=acceptor
         )
@@ -64,7 +63,7 @@ class AmqpListener:
         self.context.timeouts.close()
 
 
-async def start(broker: Broker, bind: Address, config: Config, *, tls: Tls | None = None) -> Any:
+async def start(broker: Broker, bind: Address, config: Config, *, tls: Tls | None = None) -> AmqpListener:
     listener = AmqpListener(broker, config)
     await listener.start(bind, tls)
     return listener

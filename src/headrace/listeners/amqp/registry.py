@@ -6,11 +6,11 @@ from typing import Generic, Protocol, TypeVar
 from headrace.broker.broker import Broker
 from headrace.broker.metrics.counters import ListenerStats
 from headrace.config import Config
-from headrace.listeners.common.backpressure import Client, Flow
+from headrace.listeners.common.backpressure import Flow, FlowClient
 from headrace.listeners.common.per_source_limit import PerSourceLimit
 
 
-class Registered(Client, Protocol):
+class Registered(FlowClient, Protocol):
     """A connection as the registry sees it."""
 
     user: str
@@ -40,16 +40,18 @@ class ConnectionRegistry(Generic[C]):
         self.is_closing = False
         self._broker = broker
         self._stats = stats
-        self._unauthenticated: PerSourceLimit[C] = PerSourceLimit(lambda: self.room() + len(self._unauthenticated))
+        self._unauthenticated: PerSourceLimit[C] = PerSourceLimit(
+            lambda: self.connections_left() + len(self._unauthenticated)
+        )
 
-    def room(self) -> int:
+    def connections_left(self) -> int:
         """How many more connections the listener accepts."""
         return max(0, min(self._broker.connections_left, self.config.connections_max - len(self.connections)))
 
     def admit(self, connection: C) -> bool:
         """Registers a connection, or returns False if there are too many."""
         self._stats.connections_total += 1
-        if self.is_closing or not self.room():
+        if self.is_closing or not self.connections_left():
             self._stats.count("connections_refused")
             return False
         self.connections.add(connection)

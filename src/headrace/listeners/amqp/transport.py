@@ -127,7 +127,7 @@ class AmqpTransport:
 
     # Reading.
 
-    def hold_reading(self, reason: str, held: bool) -> None:
+    def set_reading_paused(self, reason: str, held: bool) -> None:
         """Reading is paused while there is at least one reason for it."""
         before = bool(self.paused_for)
         (self.paused_for.add if held else self.paused_for.discard)(reason)
@@ -137,7 +137,7 @@ class AmqpTransport:
     def resume_reading(self) -> None:
         """Drops all reasons to pause."""
         for reason in list(self.paused_for):
-            self.hold_reading(reason, False)
+            self.set_reading_paused(reason, False)
 
     @property
     def is_held(self) -> bool:
@@ -164,7 +164,7 @@ class AmqpTransport:
 
     def reply_later(self, seconds: float, reply: Callable[[], None]) -> None:
         """Delays the reply that ends the handshake; nothing is read before it."""
-        self.hold_reading(LOGIN_DELAY, True)
+        self.set_reading_paused(LOGIN_DELAY, True)
         self.arm(seconds, reply)
 
     def start_heartbeats(self) -> None:

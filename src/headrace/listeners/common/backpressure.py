@@ -23,7 +23,7 @@ GREEDY_BYTES = 64 << 10  # connections that hold less are not closed
 CLOSE_AFTER_S = 5.0  # after an alarm begins: caches and transient queues release memory first
 DELAY_S_MIN = 0.001
 DISCONNECT_POLL_S = 1.0
-ALARM, SLOW, CROWD_OF_LARGE = "pressure", "slow", "large"
+ALARM, SLOW, TOO_MANY_LARGE = "pressure", "slow", "large"
 
 
 class Buffered(Protocol):
@@ -34,11 +34,11 @@ class Buffered(Protocol):
         """Memory that its buffers take, in both directions."""
 
 
-class Client(Buffered, Protocol):
+class FlowClient(Buffered, Protocol):
     """A connection as Flow sees it."""
 
-    def hold_reading(self, reason: str, held: bool) -> None: ...
-    def tell_blocked(self, reason: str | None) -> None: ...
+    def set_reading_paused(self, reason: str, held: bool) -> None: ...
+    def notify_blocked(self, reason: str | None) -> None: ...
     def fileno(self) -> int: ...
 
     @property
@@ -73,18 +73,18 @@ class Flow(Buffers):
     """Applies back-pressure to the connections of one listener."""
 
     def __init__(
-        self, listener: str, pressure: Pressure, connections: Collection[Client], *, slows: bool = True
+        self, listener: str, pressure: Pressure, connections: Collection[FlowClient], *, slows: bool = True
     ) -> None:
         super().__init__(listener, connections)
         self.pressure = pressure
         self._connections = connections
         self._slows = slows  # by pausing reads; the Kafka listener sends throttle times instead
-        self.publishers: set[Client] = set()
-        self._slowed: dict[Client, asyncio.TimerHandle] = {}
+        self.publishers: set[FlowClient] = set()
+        self._slowed: dict[FlowClient, asyncio.TimerHandle] = {}
         self._blocked_reason: str | None = pressure.paused_because
         self._loop = asyncio.get_running_loop()
         self._paused_at = 0.0
-        self._holds_large = False
+        self._pauses_large = False
         self._poll: asyncio.TimerHandle | None = None
         pressure.on_change(self._changed)
         pressure.add_holder(self)
@@ -101,49 +101,49 @@ class Flow(Buffers):
 
     # Publishers.
 
-    def published(self, client: Client) -> None:
+    def published(self, client: FlowClient) -> None:
         if client not in self.publishers:
             self.publishers.add(client)
             if self._blocked_reason is not None:
-                client.tell_blocked(self._blocked_reason)
-                client.hold_reading(ALARM, True)
+                client.notify_blocked(self._blocked_reason)
+                client.set_reading_paused(ALARM, True)
 
-    def received(self, client: Client, size: int) -> None:
+    def received(self, client: FlowClient, size: int) -> None:
         """A client has sent `size` bytes of any kind."""
-        self.pressure.took(size)
-        if self._holds_large and client.is_sending:
-            client.hold_reading(CROWD_OF_LARGE, True)
+        self.pressure.count_received(size)
+        if self._pauses_large and client.is_sending:
+            client.set_reading_paused(TOO_MANY_LARGE, True)
         if self._blocked_reason is not None:
             if client.is_sending:
                 self.published(client)
         elif self._slows and self.pressure.verdict.level and client in self.publishers:
             self._slow(client, self.pressure.delay_s(size))
 
-    def hold_large(self, held: bool) -> None:
+    def pause_large(self, held: bool) -> None:
         """Pauses clients in the middle of a message while enough large messages are being received already."""
-        if held is self._holds_large:
+        if held is self._pauses_large:
             return
-        self._holds_large = held
+        self._pauses_large = held
         for client in self._connections:
             if not held or client.is_sending:
-                client.hold_reading(CROWD_OF_LARGE, held)
+                client.set_reading_paused(TOO_MANY_LARGE, held)
 
-    def _slow(self, client: Client, delay_s: float) -> None:
+    def _slow(self, client: FlowClient, delay_s: float) -> None:
         if delay_s >= DELAY_S_MIN and client not in self._slowed:
-            client.hold_reading(SLOW, True)
+            client.set_reading_paused(SLOW, True)
             self._slowed[client] = self._loop.call_later(delay_s, self._release, client)
 
-    def _release(self, client: Client) -> None:
+    def _release(self, client: FlowClient) -> None:
         if self._slowed.pop(client, None) is not None:
-            client.hold_reading(SLOW, False)
+            client.set_reading_paused(SLOW, False)
 
     def _changed(self, verdict: Verdict) -> None:
         if (verdict.paused_by is None) == (self._blocked_reason is None):
             return  # clients that are blocked because of memory need no second notification about the disk
         self._blocked_reason = self.pressure.paused_because
         for client in list(self.publishers):
-            client.tell_blocked(self._blocked_reason)
-            client.hold_reading(ALARM, self._blocked_reason is not None)
+            client.notify_blocked(self._blocked_reason)
+            client.set_reading_paused(ALARM, self._blocked_reason is not None)
         self._stop_polling()
         if self._blocked_reason is not None:
             self._paused_at = self._loop.time()
@@ -169,7 +169,7 @@ class Flow(Buffers):
             self._poll.cancel()
             self._poll = None
 
-    def forget(self, client: Client) -> None:
+    def forget(self, client: FlowClient) -> None:
         self.publishers.discard(client)
         timer = self._slowed.pop(client, None)
         if timer is not None:

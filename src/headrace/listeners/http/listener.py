@@ -34,8 +34,10 @@ HEADERS = [(b"x-content-type-options", b"nosniff"), (b"server", b"headrace")]
 class HttpListener:
     """The running HTTP listener of a broker."""
 
-    def __init__(self, site: HttpContext, sockets: ListeningSockets, state: ServerState, stop_timeout_s: float) -> None:
-        self.site = site
+    def __init__(
+        self, context: HttpContext, sockets: ListeningSockets, state: ServerState, stop_timeout_s: float
+    ) -> None:
+        self.context = context
         self._sockets = sockets
         self._state = state
         self._stop_timeout_s = stop_timeout_s
@@ -53,14 +55,14 @@ class HttpListener:
 
     def describe(self, addresses: dict[str, list[str]]) -> None:
         """Sets the addresses of all listeners, for GET /status."""
-        self.site.addresses = addresses
+        self.context.addresses = addresses
 
     async def _sweep(self) -> None:
         """Once a second: enforces the timeouts of all connections and sets the Date header."""
         loop = asyncio.get_running_loop()
         while True:
             self._check_timeouts(loop.time())
-            self.site.stats.connections = len(self._state.connections)
+            self.context.stats.connections = len(self._state.connections)
             self._state.default_headers = [(b"date", formatdate(usegmt=True).encode()), *HEADERS]
             await asyncio.sleep(SWEEP_INTERVAL_S)
 
@@ -78,7 +80,7 @@ class HttpListener:
     async def close(self) -> None:
         """Stops accepting, ends long polls and streams, gives other requests time to finish, then disconnects."""
         self._sockets.close()
-        self.site.stop()
+        self.context.stop()
         for connection in list(self._state.connections):
             connection.shutdown()  # at once, or after the current response
         if self._state.tasks:
@@ -97,10 +99,10 @@ class HttpListener:
 async def start(
     broker: Broker, bind: Address, config: Config, *, tls: Tls | None = None, timeouts: Timeouts | None = None
 ) -> HttpListener:
-    site = HttpContext(broker)
-    uvicorn_config = serve_config(App(site))
+    context = HttpContext(broker)
+    uvicorn_config = serve_config(App(context))
     state = ServerState()
-    stats, connections_max = site.stats, min(config.connections_max, broker.pressure.connections_max)
+    stats, connections_max = context.stats, min(config.connections_max, broker.pressure.connections_max)
     limits = ConnectionLimits(connections_max, stats, {}, timeouts or Timeouts())
     sources: PerSourceLimit[BoundedHttp] = PerSourceLimit(lambda: connections_max)
     broker.pressure.add_holder(Buffers("http", cast(Collection[Buffered], state.connections)))
@@ -109,10 +111,12 @@ async def start(
         stats.connections_total += 1
         return BoundedHttp(uvicorn_config, state, limits, sources)
 
-    def room() -> int:
+    def connections_left() -> int:
         making_room = sum(one.is_silent for one in limits.reserve)
         return limits.connections_max + RESERVED + making_room - len(state.connections)
 
-    acceptor = None if tls is None else TlsAcceptor("HTTP", tls, stats, room, refusal(400, "not_tls", NOT_TLS))
+    acceptor = (
+        None if tls is None else TlsAcceptor("HTTP", tls, stats, connections_left, refusal(400, "not_tls", NOT_TLS))
+    )
     sockets = await listen(bind, accept, flag=FLAG, acceptor=acceptor)
-    return HttpListener(site, sockets, state, config.stop_timeout_ms / 1000)
+    return HttpListener(context, sockets, state, config.stop_timeout_ms / 1000)

@@ -17,7 +17,7 @@ from headrace.listeners.common.addresses import source_of
 from headrace.listeners.common.backpressure import Flow
 from headrace.listeners.common.per_source_limit import PerSourceLimit
 from headrace.listeners.kafka.auth.access import Access
-from headrace.listeners.kafka.auth.mechanism import Exchange
+from headrace.listeners.kafka.auth.mechanism import SaslExchange
 from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.request_pipeline import PipelineGroup, RequestPipeline
 from headrace.listeners.kafka.sendfile import FileSending, Piece, descriptor_of
@@ -37,7 +37,7 @@ class Connections:
         self._config = config
         self._open: set[Connection] = set()
         self._unauthenticated: PerSourceLimit[Connection] = PerSourceLimit(
-            lambda: self.room() + len(self._unauthenticated)
+            lambda: self.connections_left() + len(self._unauthenticated)
         )
         self._stats = broker.stats.listener("kafka")
         self.flow = Flow("kafka", broker.pressure, self._open, slows=False)
@@ -49,13 +49,13 @@ class Connections:
     def __len__(self) -> int:
         return len(self._open)
 
-    def room(self) -> int:
+    def connections_left(self) -> int:
         """How many more connections are accepted."""
         return max(0, min(self._broker.connections_left, self._config.connections_max - len(self._open)))
 
     def admit(self, connection: "Connection") -> bool:
         self._stats.connections_total += 1
-        if not self.room():
+        if not self.connections_left():
             self._stats.count("connections_refused")
             return False
         self._open.add(connection)
@@ -91,7 +91,7 @@ class Connection(RequestPipeline, asyncio.BufferedProtocol):
         self.user = ""
         self.has_logged_in = False  # False also for guest without a login
         self.mechanism = ""  # of its login, if there was one
-        self.exchange: Exchange | None = None  # while it logs in
+        self.exchange: SaslExchange | None = None  # while it logs in
         self.access: Access | None = None  # None also while the broker is open
         self.client_host = ""
         self.peer: tuple[str, int] = ("", 0)
@@ -149,11 +149,11 @@ class Connection(RequestPipeline, asyncio.BufferedProtocol):
 
     # Back-pressure; see listeners/common/backpressure.py.
 
-    def hold_reading(self, reason: str, held: bool) -> None:
+    def set_reading_paused(self, reason: str, held: bool) -> None:
         (self._holds.add if held else self._holds.discard)(reason)
         self._pause_or_resume()
 
-    def tell_blocked(self, reason: str | None) -> None:
+    def notify_blocked(self, reason: str | None) -> None:
         """The Kafka protocol has no such notification: responses carry a throttle time, and the socket is not read."""
 
     def fileno(self) -> int:
@@ -227,7 +227,7 @@ class Connection(RequestPipeline, asyncio.BufferedProtocol):
         self._context.loop.call_later(LOGIN_TIMEOUT_S, self._login_timeout)
         self._connections.expect_login(self)
 
-    def _widen(self) -> None:
+    def _allow_large_requests(self) -> None:
         is_known = self.has_logged_in or self.admitted_at >= 0
         if is_known and not self._frames.waiting:  # a partial request stays in its buffer
             self._is_narrow = False

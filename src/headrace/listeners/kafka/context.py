@@ -107,9 +107,9 @@ class KafkaContext:
         """Count request bytes queued for the checker thread; negative when it is done with them."""
         self._checking_bytes += more_bytes
         if self._checking_bytes > CHECKING_BYTES_MAX:
-            self.flow.hold_large(True)
+            self.flow.pause_large(True)
         elif self._checking_bytes <= CHECKING_BYTES_MAX // 2:
-            self.flow.hold_large(False)
+            self.flow.pause_large(False)
 
     # Handlers that wait.
 

@@ -65,7 +65,9 @@ class KafkaListener:
         return self._sockets.port
 
     async def listen(self, bind: Address, tls: Tls | None) -> None:
-        acceptor = None if tls is None else TlsAcceptor("Kafka", tls, self.context.stats, self.connections.room)
+        acceptor = (
+            None if tls is None else TlsAcceptor("Kafka", tls, self.context.stats, self.connections.connections_left)
+        )
         self._sockets = await listen(bind, self.new_connection, flag="--kafka", acceptor=acceptor)
         self._trim()
 

@@ -42,5 +42,5 @@ async def per_partition(
                     part["error_message"] = str(error)
             parts.append(part)
         results.append({topic_field: getattr(topic, topic_field), "partitions": parts})
-        await work.rest()
+        await work.maybe_yield()
     return results

@@ -3,7 +3,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from headrace.broker.access.users import Users
-from headrace.listeners.kafka.auth.gate import Stage
+from headrace.listeners.kafka.auth.gate import LoginStage
 from headrace.listeners.kafka.connection import Connection
 from headrace.listeners.kafka.context import KafkaContext
 from headrace.listeners.kafka.dispatch import Handler
@@ -53,7 +53,7 @@ class RequestPipeline:
     _transport: asyncio.Transport
     _files: FileSending | None
     is_closed: bool
-    login: Stage
+    login: LoginStage
     admitted_at: int
     client_id: str
     def __new__(cls, group: PipelineGroup, *others: object) -> Self: ...

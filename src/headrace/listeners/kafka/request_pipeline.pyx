@@ -9,7 +9,7 @@ calls get_buffer and buffer_updated on the protocol object for every read, and a
 more than the rest of the call. The contract between the two:
 
 - Connection provides, and RequestPipeline calls on self: abort(error), _send_files(pieces) for responses with file
-  ranges, and _widen() after each read while _is_narrow. Handlers also call throttle(wait_ms) and end().
+  ranges, and _allow_large_requests() after each read while _is_narrow. Handlers also call throttle(wait_ms) and end().
 - RequestPipeline provides, and Connection calls: _limit_requests, _forget_requests, _flush, _pause_or_resume.
 - Connection sets _transport, _files, _is_narrow, _throttled, _is_over, is_closed and adds reasons to _holds. The other
   fields of the .pxd belong to RequestPipeline; Connection only reads them.
@@ -23,7 +23,7 @@ from headrace.wire.kafka.frames cimport FrameReader
 from headrace.wire.kafka.primitives cimport Reader, reader_of
 
 from headrace.broker.streams.partition import FileRange
-from headrace.listeners.kafka.auth.gate import Stage
+from headrace.listeners.kafka.auth.gate import LoginStage
 from headrace.errors import MalformedRequest
 from headrace.wire.kafka.apis import VERSIONS, Api, has_header_tags
 from headrace.wire.kafka.codec import encode
@@ -48,7 +48,7 @@ cdef enum:
 
 LISTENER_BYTES_WAITING_MAX = 64 << 20  # of all connections: more would only wait for the disk, in newly touched memory
 
-cdef object RAW_TOKEN = Stage.RAW_TOKEN
+cdef object RAW_TOKEN = LoginStage.RAW_TOKEN
 cdef object PRODUCE = Api.PRODUCE
 cdef object API_VERSIONS = Api.API_VERSIONS
 
@@ -148,7 +148,7 @@ cdef class RequestPipeline:
         self._waiting = []
         self._not_started = deque()
         self._holds = set()
-        self.login = Stage.NONE
+        self.login = LoginStage.NONE
         self.admitted_at = -1
         self.client_id = self._known_client = ""
 
@@ -173,7 +173,7 @@ cdef class RequestPipeline:
                 else:
                     self.start(request)
             if self._is_narrow:
-                self._widen()
+                self._allow_large_requests()
             self.pause_or_resume()
             self._group.received(self, count)
         except MalformedRequest as error:

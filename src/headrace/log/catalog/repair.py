@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 from headrace.errors import CorruptCatalog, InvalidInput
 from headrace.log.catalog import document
 from headrace.log.catalog.copy import CatalogCopy, CopyContent
-from headrace.log.catalog.survey import Finding, Survey, put_back, survey
+from headrace.log.catalog.survey import CatalogFinding, Survey, put_back, survey
 from headrace.log.disk import paths
 from headrace.log.disk.disk import Disk, RealDisk
 from headrace.log.disk.quarantine import quarantine
@@ -29,7 +29,7 @@ class DocumentFacts(NamedTuple):
     can_be_taken: bool  # it can be parsed and has the right name
 
 
-class Done(NamedTuple):
+class CatalogRepair(NamedTuple):
     path: str
     what: str
 
@@ -47,12 +47,12 @@ def decide(
     without: Sequence[str] = (),
     accept_loss: bool = False,
     disk: Disk | None = None,
-) -> list[Done]:
+) -> list[CatalogRepair]:
     """Apply decisions about documents, named by their path or file name. All names are checked before anything is
     changed. Documents that the next start can restore are left to it. After an interruption, call it again: the rest is
     as it was."""
 
-    def work(catalog: "_Catalog") -> list[Done]:
+    def work(catalog: "_Catalog") -> list[CatalogRepair]:
         taken = [(catalog.find(name), catalog.take) for name in as_is]
         copied = [(catalog.find(name), catalog.put_copy) for name in from_copy]
         dropped = [(catalog.find(name, sound=True), catalog.drop) for name in without]
@@ -65,7 +65,7 @@ def decide(
         for finding, _ in copied:
             if finding.copy is None:
                 raise InvalidInput(f"the catalog's copy does not contain {finding.path}")
-        done = [Done(finding.path, act(finding)) for finding, act in (*taken, *copied, *dropped, *left)]
+        done = [CatalogRepair(finding.path, act(finding)) for finding, act in (*taken, *copied, *dropped, *left)]
         if done:
             catalog.settle_copy()
         return done
@@ -81,7 +81,7 @@ class _Catalog:
         self._copy = CatalogCopy(disk, self._folder)
         self.survey: Survey = survey(disk, self._folder, self._copy)
 
-    def facts(self, finding: Finding) -> DocumentFacts:
+    def facts(self, finding: CatalogFinding) -> DocumentFacts:
         return DocumentFacts(
             finding.kind,
             finding.path,
@@ -92,10 +92,10 @@ class _Catalog:
             _can_be_taken(finding),
         )
 
-    def not_restorable(self) -> list[Finding]:
+    def not_restorable(self) -> list[CatalogFinding]:
         return [finding for finding in self.survey.findings if not self.survey.can_restore(finding)]
 
-    def find(self, name: str, *, sound: bool = False) -> Finding:
+    def find(self, name: str, *, sound: bool = False) -> CatalogFinding:
         """A damaged document; with `sound`, any document."""
         for finding in self.survey.findings:
             if name in (finding.path, finding.file):
@@ -103,25 +103,25 @@ class _Catalog:
         for (kind, file), text in self.survey.texts.items():
             path = f"{self._folder}/{kind}/{file}"
             if sound and name in (path, file):
-                return Finding(kind, file, path, "", text, self.survey.copy.texts.get((kind, file)))
+                return CatalogFinding(kind, file, path, "", text, self.survey.copy.texts.get((kind, file)))
         raise InvalidInput(f"{name} is not a {'' if sound else 'damaged '}document of {self._folder}")
 
-    def take(self, finding: Finding) -> str:
+    def take(self, finding: CatalogFinding) -> str:
         content = document.parse(finding.text or b"", finding.path)
         # Remains of a damaged checksum are not part of the document: the real one is always the last member.
         content = {key: value for key, value in content.items() if not document.is_like_checksum(key)}
         kept = put_back(self._disk, self._root, finding, document.sealed(content))
         return f"accepted as it is, with a new checksum{kept}"
 
-    def put_copy(self, finding: Finding) -> str:
+    def put_copy(self, finding: CatalogFinding) -> str:
         assert finding.copy is not None
         document.read(finding.copy, finding.path)
         return f"taken from the catalog's copy{put_back(self._disk, self._root, finding, finding.copy)}"
 
-    def give_up(self, finding: Finding) -> str:
+    def give_up(self, finding: CatalogFinding) -> str:
         return f"quarantined: {quarantine(self._disk, self._root, finding.path)}"
 
-    def drop(self, finding: Finding) -> str:
+    def drop(self, finding: CatalogFinding) -> str:
         """Removes it from the copy first: otherwise the next start would restore it."""
         if self.survey.copy.is_sound:
             self.survey.copy.texts.pop((finding.kind, finding.file), None)
@@ -151,7 +151,7 @@ def _text(data: bytes | None) -> str | None:
     return None if data is None else data.decode("utf-8", "replace")
 
 
-def _can_be_taken(finding: Finding) -> bool:
+def _can_be_taken(finding: CatalogFinding) -> bool:
     try:
         document.parse(finding.text or b"", finding.path)
     except CorruptCatalog:

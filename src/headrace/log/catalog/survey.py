@@ -13,7 +13,7 @@ from headrace.log.disk.quarantine import keep_copy
 MISSING = "it is missing"
 
 
-class Finding(NamedTuple):
+class CatalogFinding(NamedTuple):
     """A document that is missing or cannot be trusted."""
 
     kind: str
@@ -28,7 +28,7 @@ class Finding(NamedTuple):
 class Survey:
     copy: CopyContent
     texts: dict[Name, bytes] = field(default_factory=dict)  # of documents that can be trusted
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[CatalogFinding] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
 
@@ -41,7 +41,7 @@ class Survey:
         there = {*self.texts, *((finding.kind, finding.file) for finding in self.findings)}
         return [f"{kind}/{file}" for kind, file in self.copy.texts if (kind, file) not in there]
 
-    def can_restore(self, finding: Finding) -> bool:
+    def can_restore(self, finding: CatalogFinding) -> bool:
         """Only a copy that is intact to its end is known to hold the latest version."""
         return self.copy.is_sound and finding.copy is not None
 
@@ -61,7 +61,7 @@ def survey(disk: Disk, root: str, copy: CatalogCopy) -> Survey:
     if found.copy.is_sound:  # otherwise the damaged line may be the one that recorded its removal
         seen = {*found.texts, *((finding.kind, finding.file) for finding in found.findings)}
         found.findings += [
-            Finding(kind, file, f"{root}/{kind}/{file}", MISSING, None, text)
+            CatalogFinding(kind, file, f"{root}/{kind}/{file}", MISSING, None, text)
             for (kind, file), text in found.copy.texts.items()
             if (kind, file) not in seen
         ]
@@ -76,12 +76,12 @@ def _look(disk: Disk, found: Survey, kind: str, file: str, path: str) -> None:
         if not document.is_checked and found.copy.is_sound and copied not in (None, text):
             raise CorruptCatalog(path, "it has no checksum and differs from the catalog's copy")
     except CorruptCatalog as error:
-        found.findings.append(Finding(kind, file, path, error.reason, text, copied))
+        found.findings.append(CatalogFinding(kind, file, path, error.reason, text, copied))
         return
     found.texts[kind, file] = text if copied != text else copied  # one object for both: there may be many
 
 
-def put_back(disk: Disk, data_dir: str, finding: Finding, text: bytes) -> str:
+def put_back(disk: Disk, data_dir: str, finding: CatalogFinding, text: bytes) -> str:
     """Replace a damaged document and keep the old file in damaged/; returns a phrase that says where."""
     kept = ""
     if finding.text is not None:
@@ -91,7 +91,7 @@ def put_back(disk: Disk, data_dir: str, finding: Finding, text: bytes) -> str:
     return kept
 
 
-def restore(disk: Disk, data_dir: str, finding: Finding) -> str:
+def restore(disk: Disk, data_dir: str, finding: CatalogFinding) -> str:
     """Restore a document from the catalog's copy; returns a message."""
     assert finding.copy is not None
     kept = put_back(disk, data_dir, finding, finding.copy)

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 
 from headrace.errors import DiskFull, StorageFailed
 from headrace.log.commit.journal import Journal, JournalFull
-from headrace.log.commit.journal_entry import Bytes, Committed, StateChange
+from headrace.log.commit.journal_entry import Bytes, CommittedRound, StateChange
 from headrace.log.commit.log_writer import SavedTail
 from headrace.log.commit.plan import DirectPlan, InlinePlan, Plan
 from headrace.log.commit.recovery_space import RecoverySpace
@@ -69,8 +69,8 @@ class Committer:
         """The last entry that is in the segments completely, as are all entries before it."""
         return self._entry - 1 if self.unapplied else self.journal.sequence
 
-    def commit(self, batch: Round) -> Committed:
-        result = Committed()
+    def commit(self, batch: Round) -> CommittedRound:
+        result = CommittedRound()
         direct, inline = self._divide(batch)
         body = encode(inline, batch.changes, batch.ends) if inline or batch.changes else []
         if body:
@@ -93,7 +93,7 @@ class Committer:
         self._entry = self.journal.sequence
         self.unapplied.extend(runs)
 
-    def commit_written(self, entry: Step, runs: Sequence[Run], result: Committed) -> Committed:
+    def commit_written(self, entry: Step, runs: Sequence[Run], result: CommittedRound) -> CommittedRound:
         """Go on with a round whose entry is in the journal's file, but neither synced nor applied."""
         self.journal.wrote(entry)
         with self._timed(result):
@@ -107,7 +107,7 @@ class Committer:
         """Commit changes in an entry of their own, even while a round waits for disk space. Durable on return."""
         body = encode([], changes, [])
         self._reserve(sum(map(len, body)))
-        self._write([], [], body, Committed())
+        self._write([], [], body, CommittedRound())
         self.sync_journal()
 
     def plan(self, batch: Round) -> Plan | None:
@@ -170,7 +170,7 @@ class Committer:
             lacking = "room" if error.errno in NO_ROOM else "file descriptor"
             raise DiskFull(f"no {lacking} for another journal file") from error
 
-    def _write(self, inline: list[RoundPart], runs: list[Run], body: list[Bytes], result: Committed) -> None:
+    def _write(self, inline: list[RoundPart], runs: list[Run], body: list[Bytes], result: CommittedRound) -> None:
         saved = [(log, log.tail.save()) for log, _ in runs]
         with ExitStack() as held:
             with self._refused_for(NO_FILES, saved):
@@ -215,7 +215,7 @@ class Committer:
         return error.errno in NO_ROOM + NO_FILES
 
     @staticmethod
-    def _write_parts(log: LogEnd, parts: list[RoundPart], result: Committed, *, direct: bool) -> None:
+    def _write_parts(log: LogEnd, parts: list[RoundPart], result: CommittedRound, *, direct: bool) -> None:
         for part in parts:
             if int.from_bytes(part.data[:8], "big") != part.base_offset:
                 # The same buffer was written to another log of this round first.
@@ -224,14 +224,14 @@ class Committer:
         result.segments_created += log.tail.append(data, sum(map(len, data)), parts[0].base_offset, direct=direct)
 
     @staticmethod
-    def _secure_tails(inline: list[RoundPart], result: Committed) -> None:
+    def _secure_tails(inline: list[RoundPart], result: CommittedRound) -> None:
         """Sync the records that precede this round's in their logs. They are not synced if the log is async, or was
         until a moment ago, and records in a synced entry must not become durable before them."""
         for log in {part.log.id: part.log for part in inline}.values():
             if log.tail.is_unsynced:
                 result.syncs += log.tail.sync()
 
-    def _sync_direct(self, runs: list[Run], result: Committed) -> None:
+    def _sync_direct(self, runs: list[Run], result: CommittedRound) -> None:
         with self._timed(result):
             for log, _ in runs:
                 if log.write_mode.syncs_before_confirm:
@@ -239,12 +239,12 @@ class Committer:
                     result.direct_ends.append((log.id, log.epoch, log.tail.next_offset))
 
     @contextmanager
-    def _timed(self, result: Committed) -> Iterator[None]:
+    def _timed(self, result: CommittedRound) -> Iterator[None]:
         started = self._monotonic()
         yield
         result.sync_s += self._monotonic() - started
 
-    def apply_rest(self, result: Committed) -> Committed:
+    def apply_rest(self, result: CommittedRound) -> CommittedRound:
         """Bring the unapplied runs of the journal into the segments. On a full disk they stay in the journal and are
         retried: they are durable, so they cannot be refused any more, and no later record may overtake them."""
         while self.unapplied:
@@ -292,4 +292,4 @@ class Committer:
         self._publish_sequence()
 
 
-__all__ = ["Committed", "Committer", "JournalFull"]
+__all__ = ["CommittedRound", "Committer", "JournalFull"]

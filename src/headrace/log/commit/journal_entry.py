@@ -24,7 +24,7 @@ PART_BYTES = 64  # upper estimate of what an entry spends on a part besides its 
 
 
 @dataclass(slots=True)
-class Committed:
+class CommittedRound:
     """Result of a committed round, and its cost."""
 
     syncs: int = 0
@@ -93,7 +93,7 @@ __all__ = [
     "SHARED",
     "SHARED_FIELDS",
     "Bytes",
-    "Committed",
+    "CommittedRound",
     "LogEpochEnd",
     "ReplayedEnd",
     "ReplayedPart",

@@ -1,7 +1,7 @@
 from typing import Self
 
 from headrace.log.commit.committer import Committer
-from headrace.log.commit.journal_entry import Committed
+from headrace.log.commit.journal_entry import CommittedRound
 from headrace.log.commit.round import Round, Run
 from headrace.log.disk.disk import Ran
 from headrace.log.disk.io_chain import Step
@@ -9,8 +9,8 @@ from headrace.log.disk.io_chain import Step
 class Plan:
     runs: list[Run]
     steps: list[Step]
-    def finish(self, ran: Ran) -> Committed: ...
-    def resolve_partial(self, ran: Ran, result: Committed) -> Committed: ...
+    def finish(self, ran: Ran) -> CommittedRound: ...
+    def resolve_partial(self, ran: Ran, result: CommittedRound) -> CommittedRound: ...
 
 class InlinePlan(Plan):
     @classmethod

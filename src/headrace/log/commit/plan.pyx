@@ -14,7 +14,7 @@ from headrace.log.disk.open_files cimport OpenFile, OpenFiles
 from headrace.log.segments.index cimport total
 
 from headrace.errors import DiskFull, StorageFailed
-from headrace.log.commit.journal_entry import Committed
+from headrace.log.commit.journal_entry import CommittedRound
 from headrace.log.commit.round import encode
 
 
@@ -114,7 +114,7 @@ cdef class InlinePlan(Plan):
         cdef Py_ssize_t done = ran.done
         cdef Py_ssize_t applied = max(0, done - self._APPLIED_FROM + 1) // 2  # a slot that failed is only out of date
         self.release_files(True)
-        result = Committed(sync_s=ran.sync_s)
+        result = CommittedRound(sync_s=ran.sync_s)
         self.appended(applied)
         if done >= self._DURABLE:
             journal.wrote(self.steps[0])
@@ -186,7 +186,7 @@ cdef class DirectPlan(Plan):
         cdef Py_ssize_t count = len(self.runs)
         cdef bint is_committed = ran.done >= self.commit_steps()
         self.release_files(not self._syncs or not is_committed)
-        result = Committed(sync_s=ran.sync_s)
+        result = CommittedRound(sync_s=ran.sync_s)
         if is_committed and not self._syncs:
             self.appended(count)
             for log, _ in self.runs:

@@ -33,7 +33,7 @@ cdef class LogEnd:
     cdef public object damage
     cdef public bint is_closed, is_deleted, is_frozen
     cdef public TailEnd tail
-    cdef public object _stable_hold
+    cdef public object _stable_limit
     cdef Staging _staging
 
     cpdef long long stable_below(self, long long end) except? -1

@@ -131,9 +131,9 @@ cdef class LogEnd:
 
     cpdef long long stable_below(self, long long end) except? -1:
         """Where readers of committed records stop if all other readers stop at `end`."""
-        if self._stable_hold is None:
+        if self._stable_limit is None:
             return end
-        return min(max(<long long>self._stable_hold, self.start_offset), end)
+        return min(max(<long long>self._stable_limit, self.start_offset), end)
 
     @cython.nonecheck(True)
     cpdef tuple ends_at(self, long long next_offset):

@@ -10,7 +10,7 @@ from headrace.log.commit.checkpoint import Checkpoints
 from headrace.log.commit.committer import Committer
 from headrace.log.commit.context import CommitContext
 from headrace.log.commit.journal import JournalFull
-from headrace.log.commit.journal_entry import END_BYTES, Committed, LogEpochEnd
+from headrace.log.commit.journal_entry import END_BYTES, CommittedRound, LogEpochEnd
 from headrace.log.commit.plan import Plan
 from headrace.log.commit.round import LogEnd, Round, Staging, Unit, resolve_all
 from headrace.log.disk.disk import Ran
@@ -56,7 +56,7 @@ class RoundScheduler:
         self.state = RoundState.IDLE
         # Result of the round that is WAITING_FOR_SPACE. `Committer.unapplied` cannot stand for that state: while the
         # worker applies any round, its runs are in there, too.
-        self._result: Committed | None = None
+        self._result: CommittedRound | None = None
         self._is_moving_starts = False  # an entry is being written beside a round that is WAITING_FOR_SPACE
         self._drained: list[Callable[[], object]] = []
         self._direct_ends: dict[int, LogEpochEnd] = {}  # by log: synced, and in no journal entry or checkpoint yet
@@ -144,7 +144,7 @@ class RoundScheduler:
             self._worker.release_turn()
             self._round_done(batch, result, error)
 
-    def _round_done(self, batch: Round, result: Committed | None, error: BaseException | None) -> None:
+    def _round_done(self, batch: Round, result: CommittedRound | None, error: BaseException | None) -> None:
         if batch is not self._staging.in_flight:
             # Its tickets are resolved already, by the failure of another job or by the first of two retries. The round
             # in flight is another one, which has not been written.
@@ -235,7 +235,7 @@ class RoundScheduler:
                     self._checkpoints.round_committed(batch.size, touched, is_synced=is_synced)
                 self._next()
 
-    def _apply(self, batch: Round, result: Committed) -> dict[int, LogEnd]:
+    def _apply(self, batch: Round, result: CommittedRound) -> dict[int, LogEnd]:
         """Apply a committed round to memory; returns the logs it wrote to, by id."""
         if result.has_entry and batch.ends:
             self._forget_ends(batch.ends)
@@ -251,7 +251,7 @@ class RoundScheduler:
         self._count(batch, records, result)
         return touched
 
-    def _count(self, batch: Round, records: int, result: Committed) -> None:
+    def _count(self, batch: Round, records: int, result: CommittedRound) -> None:
         counters = self._counters
         counters.rounds += 1
         counters.records_written += records

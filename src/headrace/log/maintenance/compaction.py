@@ -291,7 +291,7 @@ def _dirty(log: Log, sealed: list[Segment], now_ms: int) -> list[Segment]:
     """The sealed segments that no compaction has covered, and that one would cover now."""
     # After a restart every rewritten segment counts as compacted: at worst it waits until there are new ones.
     clean_until = log.compacted_until or max((s.next_offset for s in sealed if s.generation), default=0)
-    hold = log.compaction_hold
+    hold = log.compaction_pin
     end = log.stable_end if hold is None else min(log.stable_end, hold)
     young_from_ms = now_ms - log.settings.compaction_lag_ms
     dirty: list[Segment] = []

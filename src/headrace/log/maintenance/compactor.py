@@ -62,7 +62,7 @@ class Compactor:
             lag_ms=log.settings.compaction_lag_ms,
             tombstone_ms=log.settings.tombstone_retention_ms,
             keys_max=self.keys_max,
-            hold=log.compaction_hold,
+            hold=log.compaction_pin,
             aborts_before=self._aborts.removable_before(log),
         )
 
@@ -95,7 +95,7 @@ class Compactor:
                 rewrite_next(more.added_to(gained) if more else gained, failed)
 
             def is_unpinned() -> bool:
-                hold = log.compaction_hold
+                hold = log.compaction_pin
                 return hold is None or hold >= keep.until
 
             self._rewrites.rewrite(

@@ -16,7 +16,7 @@ from headrace.log.disk.workers import Worker
 from headrace.log.log import Log
 from headrace.log.maintenance.jobs import Retries, ShardHealth
 from headrace.log.maintenance.removal import SegmentRemoval
-from headrace.log.maintenance.retention import Limits, new_start
+from headrace.log.maintenance.retention import RetentionLimits, new_start
 from headrace.log.segments.segment import Segment
 from headrace.log.state.tables import STARTS
 
@@ -44,14 +44,14 @@ class StartOffsets:
 
     def apply_retention(self, log: Log, now_ms: int) -> Ticket | None:
         """Drop segments that exceed the log's age or size limit. None when there are none."""
-        limits = Limits.of(log.settings, log.holds.values())
+        limits = RetentionLimits.of(log.settings, log.pins.values())
 
         def last_ms(segment: Segment) -> int:
             """As in Kafka, records without a timestamp are as old as their file."""
             if segment.max_timestamp >= 0:
                 return segment.max_timestamp
             try:
-                return self._disk.modified_ms(segment.data_path)
+                return segment.source.modified_ms(self._disk, segment)
             except OSError:
                 return now_ms  # keep it for now
 
@@ -77,9 +77,9 @@ class StartOffsets:
     def give_way(self, log: Log) -> None:
         """A pin was set and is about to be stored: move the start back if retention's move in progress would pass it,
         so that the pin holds once it is confirmed."""
-        if log.id not in self._moving or not log.holds:
+        if log.id not in self._moving or not log.pins:
             return
-        needed = min(log.holds.values())
+        needed = min(log.pins.values())
         start = max((segment.base for segment in log.segments if segment.base <= needed), default=0)
         start = max(start, log.start_offset, self._deleted.get(log.id, 0))
         if start < self._moving[log.id][-1][0]:

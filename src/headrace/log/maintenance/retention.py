@@ -8,13 +8,13 @@ from headrace.log.settings import StreamSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RetentionLimits:
     age_ms_max: int  # -1 = none
     bytes_max: int  # -1 = none
     hold: int | None  # the lowest pinned offset
 
     @classmethod
-    def of(cls, settings: StreamSettings, holds: Iterable[int]) -> "Limits":
+    def of(cls, settings: StreamSettings, holds: Iterable[int]) -> "RetentionLimits":
         if settings.cleanup_policy == "compact":
             return cls(-1, -1, min(holds, default=None))
         return cls(settings.retention_ms, settings.retention_bytes, min(holds, default=None))
@@ -22,7 +22,7 @@ class Limits:
 
 def new_start(
     segments: Sequence[Segment],
-    limits: Limits,
+    limits: RetentionLimits,
     start: int,
     end: int,
     now_ms: int,

@@ -234,9 +234,10 @@ def _unlink_durably(files: FileCache, segment: Segment) -> None:
 def _unlink(files: FileCache, segment: Segment) -> None:
     files.forget(segment.paths)
     segment.source.evict()
-    for path in (*segment.paths, segment.path() + paths.UNFINISHED):
-        if files.disk.exists(path):
-            files.disk.unlink(path)
+    segment.source.remove(files.disk, segment)  # what an archive refuses to remove is removed by a later start
+    unfinished = segment.path() + paths.UNFINISHED
+    if files.disk.exists(unfinished):
+        files.disk.unlink(unfinished)
 
 
 def _copy_before(files: FileCache, old: Segment, offset: int, interval: int) -> Segment:

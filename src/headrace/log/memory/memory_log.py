@@ -7,11 +7,11 @@ unsynced files.
 
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import NamedTuple
 
 from headrace.errors import OffsetOutOfRange
 from headrace.log.log import Waiter
 from headrace.log.memory.spill import FILE_BYTES_MAX, LARGE_BYTES, LOG_BYTES_MAX, Spill, Spilled, SpillFile
+from headrace.log.read.chunk import Chunk
 from headrace.record import codec
 
 NO_EPOCH = -1
@@ -19,13 +19,9 @@ ReadSpilled = Callable[[SpillFile, int, int], bytes]
 _WAITERS_MAX = 64  # beyond it cancelled waiters are removed
 
 
-class MemoryChunk(NamedTuple):
-    data: bytes | bytearray | memoryview
-    base_offset: int
-    next_offset: int
-
-
 class MemoryLog:
+    is_deleted = False  # it is dropped with its queue
+
     def __init__(self, spill: Spill | None = None) -> None:
         self.start_offset = 0
         self.visible_end = 0
@@ -69,18 +65,18 @@ class MemoryLog:
             raise raised
         return base
 
-    def read(self, offset: int, max_bytes: int = 65536) -> MemoryChunk:
+    def read(self, offset: int, max_bytes: int = 65536) -> Chunk:
         return self._read(offset, max_bytes, self._spill.read if self._spill is not None else _nothing_spilled)
 
-    def read_now(self, offset: int, max_bytes: int = 65536) -> MemoryChunk:
+    def read_now(self, offset: int, max_bytes: int = 65536) -> Chunk:
         """Like `read`; ReadWaits when a spilled batch is not in the page cache."""
         return self._read(offset, max_bytes, self._spill.read_now if self._spill is not None else _nothing_spilled)
 
-    def _read(self, offset: int, max_bytes: int, read_spilled: ReadSpilled) -> MemoryChunk:
+    def _read(self, offset: int, max_bytes: int, read_spilled: ReadSpilled) -> Chunk:
         if not self.start_offset <= offset <= self.visible_end:
             raise OffsetOutOfRange(offset, self.start_offset, self.visible_end)
         if offset == self.visible_end:
-            return MemoryChunk(b"", offset, offset)
+            return Chunk(b"", offset, offset)
         first = bisect_right(self._bases, offset) - 1
         last, size = first, 0
         while last < len(self._batches) and (last == first or size + _size(self._batches[last]) <= max_bytes):
@@ -94,7 +90,7 @@ class MemoryLog:
                 read_spilled(*batch) if isinstance(batch, Spilled) else batch for batch in self._batches[first:last]
             )
         end = self._bases[last] if last < len(self._bases) else self.visible_end
-        return MemoryChunk(data, self._bases[first], end)
+        return Chunk(data, self._bases[first], end)
 
     def wait(self, offset: int, callback: Callable[[], object]) -> Waiter:
         """Call back once, as soon as a record at or after the offset exists; at once if there is one."""

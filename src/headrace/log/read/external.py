@@ -205,7 +205,7 @@ class LogFiles:
     def _linked_source(self, path: str) -> SegmentSource | None:
         if not path.endswith(paths.TIER):
             return None
-        return self._archives.open(path, path.removesuffix(paths.TIER) + paths.PARQUET)
+        return self._archives.open_link(path)
 
     def link_headers(
         self, path: str, start: int, end: int, position: int = 0
@@ -222,12 +222,19 @@ class LogFiles:
         with self.open_link(path, Slice(0, 0, 0, position, size - position, 0, 0)) as source_file:
             yield from source_file.headers(start, end)
 
-    def archived_at(self, folder: str, stem: SegmentStem) -> tuple[str, str] | None:
-        """The manifest and the Parquet file of an archived segment; None if it is not archived."""
-        source = self._archived_source(folder, stem)
-        if source is None or source.contents is None:
-            return None
-        return f"{folder}/{stem}{paths.TIER}", source.contents.path
+    def link(self, log_id: int, stem: SegmentStem, target: str) -> str | None:
+        """Keep a segment readable by links whose paths begin with `target`. Returns the path for `open_link`; None if
+        its location has no links. SegmentGone when this generation no longer exists."""
+        folder = self.folder(log_id)
+        try:
+            if folder is None:
+                raise FileNotFoundError
+            source = self._archived_source(folder, stem)
+            if source is not None:
+                return source.hold(self._disk, Segment.archived(folder, stem.generation, source), target)
+            return LOCAL_FILE.hold(self._disk, Segment(folder, stem.base, stem.generation), target)
+        except FileNotFoundError:
+            raise SegmentGone(f"segment {stem} of log {log_id} was deleted during planning") from None
 
     # Searching.
 
@@ -266,7 +273,7 @@ class LogFiles:
             return info.leader_epoch
         return None
 
-    def reach(self, log_id: int, start: int, end: int, size: int) -> int:
+    def offset_after_bytes(self, log_id: int, start: int, end: int, size: int) -> int:
         """The offset at which about `size` bytes of batches from `start` on end."""
         for piece in self.slices(log_id, start, end, size):
             if piece.next_offset <= start:
@@ -285,7 +292,7 @@ class LogFiles:
         """The approximate number of bytes between two offsets, according to the indexes."""
         return sum(piece.length for piece in self.slices(log_id, start, end, 1 << 62))
 
-    def rough_size(self, log_id: int, start: int, end: int) -> int:
+    def estimated_size(self, log_id: int, start: int, end: int) -> int:
         """Like size_between, but without reading an index: part of a segment counts by its share of the offsets."""
         total = 0
         for segment in self.segments(log_id, end):

@@ -59,7 +59,7 @@ class ReadableTail(Protocol):
     rotten: set[str]  # data files in which a read met damage
 
 
-class Reader:
+class LogReader:
     def __init__(
         self,
         files: FileCache,

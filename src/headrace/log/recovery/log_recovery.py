@@ -23,7 +23,8 @@ from headrace.log.segments import epochs, index
 from headrace.log.segments.segment import SavedWriter, Segment, SegmentWriter, seal_of
 from headrace.log.state.store import DiskStateStore
 from headrace.log.state.tables import DAMAGED, ENDS, STARTS, TRUNCATIONS
-from headrace.log.tier.sources import Archives, remove_if_possible
+from headrace.log.tier.location import location_of
+from headrace.log.tier.sources import Archives
 
 
 class _Torn(NamedTuple):
@@ -354,14 +355,14 @@ class LogRecovery:
             self.indexes.repair([segment for segment in self._segments if segment.base < self._saved.base])
         for path, size in self._truncate:
             self._files.truncate(path, size)
-        gone = [path for path in self._unlink if self._disk.exists(path)]
-        self._files.forget(gone)
+        here = [path for path in self._unlink if path.startswith(self._folder + "/")]
+        gone = [path for path in here if self._disk.exists(path)]
+        self._files.forget(self._unlink)
         for path in gone:
-            if path.startswith(self._folder + "/"):
-                self._disk.unlink(path)
-            else:
-                # In the tier. A file that stays there without a manifest is removed by a later start.
-                remove_if_possible(self._disk, path)
+            self._disk.unlink(path)
+        for path in set(self._unlink).difference(here):
+            # In the tier. A file that stays there without a manifest is removed by a later start.
+            location_of(self._disk, path).remove(path)
         return bool(gone)
 
 

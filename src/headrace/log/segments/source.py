@@ -5,6 +5,7 @@ as they lie in a local file. A sealed segment can move to another source, as its
 archived segments are in log/tier, and `tier/sources.py` chooses among them.
 """
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
@@ -36,14 +37,14 @@ class Cut(NamedTuple):
     next_offset: int
 
 
-class Problem(NamedTuple):
+class SourceProblem(NamedTuple):
     """Why recovery cannot use a source, and at which byte of its file."""
 
     position: int
     reason: str
 
 
-class Loads(Protocol):
+class BackgroundLoads(Protocol):
     """Loads that run on other threads; implemented by `read.cold_reads.Loads`."""
 
     def result(self, key: Hashable, job: Callable[[], Any]) -> Any: ...
@@ -56,7 +57,7 @@ class OwnerReads(Protocol):
     @property
     def counters(self) -> Counters: ...
     @property
-    def loads(self) -> Loads: ...
+    def loads(self) -> BackgroundLoads: ...
     def read(self, path: str, size: int, position: int) -> bytes: ...
 
 
@@ -126,12 +127,21 @@ class SegmentSource(ABC):
         """Open for a reader in another process; `path` is the segment's data file. FileNotFoundError if it is gone."""
 
     @abstractmethod
-    def problem(self, disk: Disk, segment: StoredSegment) -> Problem | None:
+    def problem(self, disk: Disk, segment: StoredSegment) -> SourceProblem | None:
         """Whether the stored file is missing or too short. Its content is checked when it is read."""
 
     @abstractmethod
     def remove(self, disk: Disk, segment: StoredSegment) -> bool:
         """Remove the segment's files. False when storage refuses for now and the caller is to try again later."""
+
+    @abstractmethod
+    def modified_ms(self, disk: Disk, segment: StoredSegment) -> int:
+        """When the stored file was written. OSError if that cannot be found out."""
+
+    @abstractmethod
+    def hold(self, disk: Disk, segment: StoredSegment, target: str) -> str | None:
+        """Keep the segment readable for a reader in another process, whatever the broker does with it, by links whose
+        paths begin with `target`. The path to open; None if that is not possible. FileNotFoundError if it is gone."""
 
     @abstractmethod
     def evict(self) -> None:
@@ -169,15 +179,22 @@ class LocalFile(SegmentSource):
     def open(self, disk: Disk, path: str) -> OpenSource:
         return _OpenFile(disk, disk.open(path, readonly=True))
 
-    def problem(self, disk: Disk, segment: StoredSegment) -> Problem | None:
+    def problem(self, disk: Disk, segment: StoredSegment) -> SourceProblem | None:
         size = disk.file_size(segment.data_path)
-        return Problem(size, f"{segment.size:,} bytes were sealed") if size < segment.size else None
+        return SourceProblem(size, f"{segment.size:,} bytes were sealed") if size < segment.size else None
 
     def remove(self, disk: Disk, segment: StoredSegment) -> bool:
         for path in self.files(segment):
             with suppress(FileNotFoundError):  # not every segment has every kind of file
                 disk.unlink(path)
         return True
+
+    def modified_ms(self, disk: Disk, segment: StoredSegment) -> int:
+        return disk.modified_ms(segment.data_path)
+
+    def hold(self, disk: Disk, segment: StoredSegment, target: str) -> str | None:
+        os.link(segment.data_path, target + paths.DATA)
+        return target + paths.DATA
 
     def evict(self) -> None:
         """Nothing to do: local files are cached by the operating system."""

@@ -42,7 +42,7 @@ class Change(NamedTuple):
     crc: int
 
 
-class Content(NamedTuple):
+class FileContent(NamedTuple):
     """A file whose content is sent at this place in the queue."""
 
     path: bytes
@@ -185,7 +185,7 @@ class Changes:
 
     def _send_content(self, feed: "StandbyFeed", name: str, path: str) -> None:
         try:
-            feed.put(Content(name.encode(errors="surrogateescape"), self.disk.open(path, readonly=True)))
+            feed.put(FileContent(name.encode(errors="surrogateescape"), self.disk.open(path, readonly=True)))
         except OSError as error:
             feed.lose(f"{path} cannot be read: {error}")
 
@@ -209,7 +209,7 @@ class StandbyFeed:
         self._kept = kept
         self._wake = wake
         self._bytes_max = bytes_max
-        self._queue: deque[Change | Content] = deque()
+        self._queue: deque[Change | FileContent] = deque()
         self._reading = threading.Lock()
         self._queued_bytes = 0
         self._sent_bytes = 0
@@ -226,9 +226,9 @@ class StandbyFeed:
         self.lost: str | None = None  # why the feed has ended
         self._copy: Iterator[bytes] = self._copied()
 
-    def put(self, item: Change | Content) -> None:
+    def put(self, item: Change | FileContent) -> None:
         if self.lost is not None:
-            if isinstance(item, Content):
+            if isinstance(item, FileContent):
                 self._changes.disk.close(item.file)
             return
         self._queue.append(item)
@@ -242,7 +242,9 @@ class StandbyFeed:
     def lose(self, reason: str) -> None:
         if self.lost is None:
             self.lost = reason
-            self._queue = deque(item for item in self._queue if isinstance(item, Content))  # `close` closes their files
+            self._queue = deque(
+                item for item in self._queue if isinstance(item, FileContent)
+            )  # `close` closes their files
             self._queued_bytes = 0
             if self.is_waiting:
                 self.is_waiting = False
@@ -257,7 +259,7 @@ class StandbyFeed:
     def close(self) -> None:
         with self._reading, self._changes.lock:
             for item in self._queue:
-                if isinstance(item, Content):
+                if isinstance(item, FileContent):
                     self._changes.disk.close(item.file)
             self._queue.clear()
 
@@ -301,7 +303,7 @@ class StandbyFeed:
 
     @property
     def wants_reading(self) -> bool:
-        return self.is_copying or (bool(self._queue) and isinstance(self._queue[0], Content))
+        return self.is_copying or (bool(self._queue) and isinstance(self._queue[0], FileContent))
 
     def read(self) -> bytes:
         """The next chunk of a file. Call it on a thread that may wait for the disk."""
@@ -309,11 +311,11 @@ class StandbyFeed:
             if self.lost is not None:
                 return b""
             head = self._queue[0] if self._queue else None
-            if isinstance(head, Content):
+            if isinstance(head, FileContent):
                 return self._piece(head)
             return next(self._copy, b"") if self.is_copying else b""
 
-    def _piece(self, content: Content) -> bytes:
+    def _piece(self, content: FileContent) -> bytes:
         data = self._changes.disk.pread(content.file, PIECE_BYTES, self._position)
         frame = self._chunk(self._position, content.path, data)
         if self._position == 0:
@@ -422,7 +424,7 @@ class StandbyFeed:
         return max(0.0, self._changes.monotonic() - self._marks[0].at_s) if self._marks else 0.0
 
 
-def _size(item: Change | Content) -> int:
+def _size(item: Change | FileContent) -> int:
     return ITEM_BYTES + len(item.data) if isinstance(item, Change) else ITEM_BYTES
 
 

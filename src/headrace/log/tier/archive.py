@@ -12,14 +12,15 @@ from contextlib import suppress
 
 from headrace.errors import CorruptBatch, CorruptLog, HeadraceError, InvalidInput, NotFound, StorageError
 from headrace.log.disk import paths
-from headrace.log.disk.disk import Disk, RealDisk, make_folder, read_whole, write_atomically
+from headrace.log.disk.disk import Disk, RealDisk, read_whole, write_atomically
 from headrace.log.disk.file_cache import NO_FILES, FileCache
 from headrace.log.disk.paths import SegmentStem
 from headrace.log.segments.batches import batches
 from headrace.log.segments.replacement import Rewritten, Written, adopt, as_storage_error
 from headrace.log.segments.segment import Segment
+from headrace.log.tier.location import location_of
 from headrace.log.tier.manifest import Manifest, StoredGroup, read_manifest, write_manifest
-from headrace.log.tier.sources import Archives, remove_if_possible
+from headrace.log.tier.sources import Archives
 from headrace.record import codec
 from headrace.record.batch.crc32c import crc32c
 from headrace.record.batch.recompress import recompress
@@ -79,10 +80,7 @@ def write_parquet(source: Segment, target: str, disk: Disk | None = None) -> Wri
 
     disk = disk or RealDisk()
     try:
-        make_folder(disk, target.rpartition("/")[0])
-        with suppress(FileNotFoundError):
-            disk.unlink(target)
-        file = disk.open(target, create=True, exclusive=True)
+        file = location_of(disk, target).create(target)
     except OSError as error:
         raise StorageError(f"{target} cannot be written: {error}") from error
     files = FileCache(disk, 8)
@@ -90,28 +88,26 @@ def write_parquet(source: Segment, target: str, disk: Disk | None = None) -> Wri
 
     def write(data: memoryview) -> None:
         nonlocal size
-        size += disk.pwrite(file, [data], size)
+        file.write(data)
+        size += data.nbytes
 
     writer = None
     try:
-        writer = parquet.GroupWriter(parquet.Sink(write))
+        writer = parquet.GroupWriter(parquet.ParquetOutput(write))
         for infos, columns in _row_groups(files, source):
             writer.write(infos, columns)
             records += columns.count
         if not records:
             raise NotArchivable(f"{source!r} holds no record")
         writer.close()
-        disk.sync(file)
+        file.finish()
     except BaseException as error:
         if writer is not None:
             writer.abandon()
-        with suppress(OSError):
-            disk.unlink(target)
+        file.abandon()
         raise as_storage_error(error, source, target) from error
     finally:
-        disk.close(file)
         files.close()
-    disk.sync_dir(target.rpartition("/")[0])
     return Written(source.size, size, records)
 
 
@@ -150,21 +146,20 @@ def adopt_parquet(
 ) -> Rewritten:
     """Make a Parquet file the next generation of a sealed segment: compared, durable and named, but not yet in the
     log's list of segments."""
-    disk = files.disk
+    location = location_of(files.disk, target)
     try:
         # Rename before comparing: a second run of the command may be about to write under the temporary name, and
         # the file that was compared would not be the one that is adopted.
-        disk.rename(source, target)
+        location.adopt(source, target)
         manifest = _compare(files, segment, target, batch_bytes_max)
+        location.sync(target)
     except (HeadraceError, OSError) as error:
-        with suppress(OSError):
-            disk.unlink(target)
+        location.remove(target)
         if isinstance(error, FileNotFoundError):
             raise NotFound(f"{error.filename or source} is gone: removed meanwhile, or never written") from None
         raise
-    disk.sync_dir(target.rpartition("/")[0])
     archived = Segment.archived(segment.folder, segment.generation + 1, archives.source_of(manifest))
-    write_manifest(disk, archived.path(paths.TIER), manifest)
+    write_manifest(files.disk, archived.path(paths.TIER), manifest)
     return Rewritten(archived, segment.size, manifest.file_bytes, segment.records, manifest.records)
 
 
@@ -172,12 +167,11 @@ def _compare(files: FileCache, segment: Segment, path: str, batch_bytes_max: int
     """Read the whole Parquet file back and compare every batch with the segment's; returns its manifest."""
     from headrace.log.tier import parquet
 
-    disk = files.disk
-    file = disk.open(path)
+    file = location_of(files.disk, path).open(path)
     try:
-        file_bytes = disk.size(file)
-        start = parquet.footer_start(disk.pread(file, 8, max(file_bytes - 8, 0)), file_bytes, path)
-        raw = disk.pread(file, file_bytes - start, start)
+        file_bytes = file.size()
+        start = parquet.footer_start(file.read(8, max(file_bytes - 8, 0)), file_bytes, path)
+        raw = file.read(file_bytes - start, start)
         footer = parquet.read_footer(raw, file_bytes, path)
         groups: list[StoredGroup] = []
         originals = _with_records(batches(files, segment))
@@ -186,7 +180,7 @@ def _compare(files: FileCache, segment: Segment, path: str, batch_bytes_max: int
         for number, (group_start, group_end) in enumerate(
             zip(footer.group_starts, [*footer.group_starts[1:], footer.start], strict=True)
         ):
-            stored = disk.pread(file, group_end - group_start, group_start)
+            stored = file.read(group_end - group_start, group_start)
             decoded = memoryview(parquet.batches_of(footer, number, stored, GROUP_BYTES_MAX, path))
             infos = codec.scan(decoded)
             for info in infos:
@@ -207,9 +201,8 @@ def _compare(files: FileCache, segment: Segment, path: str, batch_bytes_max: int
             latest = max(latest, newest)
         if next(originals, None) is not None or not groups or records != segment.records:
             raise CorruptLog(path, 0, f"{records:,} records are in it, {segment.records:,} in the segment")
-        disk.sync(file)
     finally:
-        disk.close(file)
+        file.close()
     return Manifest(
         path,
         file_bytes=file_bytes,
@@ -276,6 +269,11 @@ def write_segment(source: Segment, target: str, disk: Disk | None = None) -> Wri
     return Written(source.stored_bytes, position, records)
 
 
+def adopt_rewritten(files: FileCache, segment: Segment, source: str, interval: int) -> Rewritten:
+    """Make a file of batches the next generation of a sealed segment, wherever that one is stored."""
+    return (adopt_restored if segment.is_archived else adopt)(files, segment, source, interval)
+
+
 def adopt_restored(files: FileCache, segment: Segment, source: str, interval: int) -> Rewritten:
     """Make a file of batches the next generation of an archived segment, after comparing the two."""
     restored = Segment(segment.folder, segment.base)  # a stand-in, so that the file can be read like a segment
@@ -304,16 +302,11 @@ def _check_same(files: FileCache, segment: Segment, found: Iterator[Batch], path
 def remove_strays(disk: Disk, tier_root: str, log_folder: str, segments: Sequence[Segment]) -> None:
     """Remove the Parquet files of a log that no manifest names, left by a crash between the file and its manifest."""
     folder = f"{tier_root}/{log_folder.rpartition('/')[2]}"
-    if not disk.exists(folder):
-        return
+    location = location_of(disk, folder)
     known = {segment.data_path for segment in segments if segment.is_archived}
-    try:
-        names = disk.listdir(folder)
-    except OSError:  # see remove_if_possible
-        return
-    for name in names:
+    for name in location.names(folder):
         if f"{folder}/{name}" not in known:
-            remove_if_possible(disk, f"{folder}/{name}")
+            location.remove(f"{folder}/{name}")
 
 
 def remove_archived(disk: Disk, tier_root: str, doomed: str) -> bool:
@@ -330,14 +323,7 @@ def remove_archived(disk: Disk, tier_root: str, doomed: str) -> bool:
         if name.endswith(paths.TIER):
             # A damaged manifest names no file; its Parquet file is removed with the folder below.
             with suppress(CorruptLog):
-                done = remove_if_possible(disk, read_manifest(disk, f"{doomed}/{name}").path) and done
+                file = read_manifest(disk, f"{doomed}/{name}").path
+                done = location_of(disk, file).remove(file) and done
     folder = f"{tier_root}/{doomed.rpartition('/')[2].removesuffix(paths.DELETED)}"
-    try:
-        if disk.exists(folder):
-            for name in disk.listdir(folder):
-                done = remove_if_possible(disk, f"{folder}/{name}") and done
-            if done:
-                disk.rmdir(folder)
-    except OSError:  # see remove_if_possible; or an archiving command has just written a file there
-        return False
-    return done
+    return location_of(disk, folder).remove_folder(folder) and done

@@ -17,6 +17,7 @@ import msgspec
 from headrace.errors import CorruptLog
 from headrace.log.disk.disk import Disk, read_whole, write_atomically
 from headrace.log.segments.source import Cut
+from headrace.log.tier.location import SCHEME
 from headrace.record.batch.crc32c import crc32c
 
 VERSION = 1
@@ -34,7 +35,7 @@ class StoredGroup(NamedTuple):
 
 class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
-    file: str  # relative to the data folder, or absolute if tier_dir is outside of it
+    file: str  # relative to the data folder; a path or URL with a scheme if tier_dir is outside of it
     file_bytes: int
     footer_start: int
     footer_crc: int
@@ -160,7 +161,7 @@ def read_manifest(disk: Disk, path: str, file: str | None = None) -> Manifest:
         )
     if file is None:
         root = path.rsplit("/", 3)[0]  # the data folder: DIR/logs/<log>/<stem>.tier
-        file = stored.file if stored.file.startswith("/") else f"{root}/{stored.file}"
+        file = stored.file if stored.file.startswith("/") or SCHEME in stored.file else f"{root}/{stored.file}"
     return Manifest(
         file,
         file_bytes=stored.file_bytes,

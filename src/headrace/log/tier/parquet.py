@@ -67,7 +67,7 @@ def schema() -> "pa.Schema":
 class GroupWriter:
     """Writes row groups to a sink; the caller syncs and closes the sink."""
 
-    def __init__(self, sink: "Sink") -> None:
+    def __init__(self, sink: "ParquetOutput") -> None:
         pa, pq = arrow()
         self._sink = sink
         self._schema = schema()
@@ -123,7 +123,7 @@ class GroupWriter:
         self._writer.close()
 
 
-class Sink:
+class ParquetOutput:
     """A file-like object for pyarrow that passes bytes to a function."""
 
     closed = False

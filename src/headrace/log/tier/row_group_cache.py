@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from headrace.errors import CorruptLog
-from headrace.log.disk.disk import Disk, FileId
+from headrace.log.disk.disk import Disk
+from headrace.log.tier.location import ArchiveReader, location_of
 from headrace.log.tier.manifest import Manifest, RowGroup
 from headrace.record.batch.crc32c import crc32c
 
@@ -28,7 +29,7 @@ class RowGroupCache:
     Entries belong to a Manifest object, not to a path: after a truncation a path may be reused for other records.
     """
 
-    def __init__(self, disk: Disk, bytes_max: int = CACHE_BYTES, file: FileId | None = None) -> None:
+    def __init__(self, disk: Disk, bytes_max: int = CACHE_BYTES, file: ArchiveReader | None = None) -> None:
         self._disk = disk
         self._file = file  # the already open file of the only segment that is read: its name may be gone
         self._bytes_max = bytes_max
@@ -87,21 +88,21 @@ class RowGroupCache:
 
         with self._opened(manifest) as file:
             footer = self._footer(file, manifest)
-            raw = read_checked(self._disk, file, manifest, group.file_start, group.file_size, group.crc)
+            raw = read_checked(file, manifest, group.file_start, group.file_size, group.crc)
         batches = parquet.batches_of(footer, group.number, raw, group.size, manifest.path)
         if len(batches) != group.size:
             reason = f"{len(batches):,} bytes of batches, {group.size:,} were archived"
             raise CorruptLog(manifest.path, group.file_start, reason)
         return batches
 
-    def _footer(self, file: FileId, manifest: Manifest) -> "Footer":
+    def _footer(self, file: ArchiveReader, manifest: Manifest) -> "Footer":
         from headrace.log.tier import parquet
 
         with self._lock:
             found = self._footers.get(manifest)
         if found is None:
             size = manifest.file_bytes - manifest.footer_start
-            raw = read_checked(self._disk, file, manifest, manifest.footer_start, size, manifest.footer_crc)
+            raw = read_checked(file, manifest, manifest.footer_start, size, manifest.footer_crc)
             found = parquet.read_footer(raw, manifest.file_bytes, manifest.path)
             with self._lock:
                 self._footers[manifest] = found
@@ -114,23 +115,23 @@ class RowGroupCache:
         from headrace.log.tier import parquet
 
         with self._opened(manifest) as file:
-            raw = read_checked(self._disk, file, manifest, group.file_start, group.file_size, group.crc)
+            raw = read_checked(file, manifest, group.file_start, group.file_size, group.crc)
             return parquet.codecs_of(self._footer(file, manifest), group.number, raw, manifest.path)
 
     @contextmanager
-    def _opened(self, manifest: Manifest) -> Iterator[FileId]:
+    def _opened(self, manifest: Manifest) -> Iterator[ArchiveReader]:
         if self._file is not None:
             yield self._file
             return
-        file = self._disk.open(manifest.path, readonly=True)
+        file = location_of(self._disk, manifest.path).open(manifest.path)
         try:
             yield file
         finally:
-            self._disk.close(file)
+            file.close()
 
 
-def read_checked(disk: Disk, file: FileId, manifest: Manifest, start: int, size: int, crc: int) -> bytes:
-    raw = disk.pread(file, size, start)
+def read_checked(file: ArchiveReader, manifest: Manifest, start: int, size: int, crc: int) -> bytes:
+    raw = file.read(size, start)
     if len(raw) != size:
         raise CorruptLog(manifest.path, start + len(raw), f"{manifest.file_bytes:,} bytes were archived")
     if crc32c(raw) != crc:

@@ -1,16 +1,19 @@
 """Archived segments as segment sources, and the one place that chooses the source for a manifest.
 
-To store sealed segments somewhere else, write another SegmentSource and have `Archives.open` choose it.
+`location.py` decides where archived files are stored. To store them in another format, write another SegmentSource and
+have `Archives.open` choose it.
 """
 
+import os
 from collections.abc import Iterator
 
 from headrace.log.disk import paths
-from headrace.log.disk.disk import Disk, FileId
+from headrace.log.disk.disk import Disk
 from headrace.log.disk.file_cache import FileCache
 from headrace.log.disk.paths import SegmentStem
 from headrace.log.segments.segment import Segment
-from headrace.log.segments.source import OpenSource, OwnerReads, Problem, SegmentSource, StoredSegment
+from headrace.log.segments.source import OpenSource, OwnerReads, SegmentSource, SourceProblem, StoredSegment
+from headrace.log.tier.location import ArchiveReader, location_of
 from headrace.log.tier.manifest import Manifest, read_manifest
 from headrace.log.tier.row_group_cache import RowGroupCache, slice_of
 from headrace.record import codec
@@ -29,6 +32,12 @@ class Archives:
         """The source that a manifest describes; `file` overrides where its Parquet file is. CorruptLog when the
         manifest is damaged."""
         return self.source_of(read_manifest(self._disk, manifest_path, file))
+
+    def open_link(self, manifest_path: str) -> SegmentSource:
+        """The source of a segment that `SegmentSource.hold` has kept for a reader, by the link to its manifest."""
+        path = read_manifest(self._disk, manifest_path).path
+        target = manifest_path.removesuffix(paths.TIER) + paths.PARQUET
+        return self.open(manifest_path, location_of(self._disk, path).held(path, target))
 
     def source_of(self, manifest: Manifest) -> SegmentSource:
         return ParquetFile(manifest, self.cache)
@@ -73,18 +82,35 @@ class ParquetFile(SegmentSource):
         return slice_of(batches, group, size, position)
 
     def open(self, disk: Disk, path: str) -> OpenSource:
-        return _OpenParquet(disk, disk.open(path, readonly=True), self.contents)
+        return _OpenParquet(disk, location_of(disk, path).open(path), self.contents)
 
-    def problem(self, disk: Disk, segment: StoredSegment) -> Problem | None:
+    def problem(self, disk: Disk, segment: StoredSegment) -> SourceProblem | None:
         manifest = self.contents
-        size = disk.file_size(manifest.path) if disk.exists(manifest.path) else 0
+        size = location_of(disk, manifest.path).size(manifest.path)
         return (
-            Problem(size, f"{manifest.file_bytes:,} bytes were archived there") if size != manifest.file_bytes else None
+            SourceProblem(size, f"{manifest.file_bytes:,} bytes were archived there")
+            if size != manifest.file_bytes
+            else None
         )
 
     def remove(self, disk: Disk, segment: StoredSegment) -> bool:
         remove_if_present(disk, segment.path(paths.TIER))
-        return remove_if_possible(disk, self.contents.path)
+        return location_of(disk, self.contents.path).remove(self.contents.path)
+
+    def modified_ms(self, disk: Disk, segment: StoredSegment) -> int:
+        return location_of(disk, self.contents.path).modified_ms(self.contents.path)
+
+    def hold(self, disk: Disk, segment: StoredSegment, target: str) -> str | None:
+        path = self.contents.path
+        if not location_of(disk, path).hold(path, target + paths.PARQUET):
+            return None
+        try:
+            os.link(segment.path(paths.TIER), target + paths.TIER)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            return None
+        return target + paths.TIER
 
     def evict(self) -> None:
         self._cache.forget(self.contents)
@@ -101,7 +127,7 @@ class ParquetFile(SegmentSource):
 class _OpenParquet:
     """Keeps one decoded row group at a time."""
 
-    def __init__(self, disk: Disk, file: FileId, manifest: Manifest) -> None:
+    def __init__(self, disk: Disk, file: ArchiveReader, manifest: Manifest) -> None:
         self._disk = disk
         self._file = file
         self._manifest = manifest
@@ -114,7 +140,7 @@ class _OpenParquet:
         return _OpenParquet(self._disk, self._file, self._manifest)
 
     def close(self) -> None:
-        self._disk.close(self._file)
+        self._file.close()
 
 
 def remove_if_present(disk: Disk, path: str) -> None:
@@ -122,15 +148,3 @@ def remove_if_present(disk: Disk, path: str) -> None:
         disk.unlink(path)
     except FileNotFoundError:
         return
-
-
-def remove_if_possible(disk: Disk, path: str) -> bool:
-    """Whether a file of the tier is gone. The tier may be another disk, unreachable or read-only for a while, which is
-    no reason to stop confirming writes elsewhere: after False the caller tries again later."""
-    try:
-        disk.unlink(path)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True

@@ -1,4 +1,4 @@
-"""The same batch under another codec. Records are not looked at: only the payload is unfolded and packed again."""
+"""The same batch under another codec. Records are not parsed: only the payload is decompressed and compressed again."""
 
 from headrace.record.batch.crc32c import crc32c
 from headrace.record.compression.codecs import compress, decompress

@@ -227,7 +227,7 @@ cdef int open_within(
         spent = payload.end - payload.start
     except DecompressedTooLarge:
         if spent < limit:
-            raise Overloaded("the batches of one request unfold to more than is taken at once") from None
+            raise Overloaded("the batches of one request decompress to more than is accepted at once") from None
         raise
     finally:
         left_bytes[0] -= spent

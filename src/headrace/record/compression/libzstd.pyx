@@ -116,7 +116,7 @@ def decompress_into(data, room):
     raise kind(f"not zstd data: {zstd_name_of(size).decode()}")
 
 
-def streams_the_same(data, unfolded):
+def streams_the_same(data, decompressed):
     """Whether a streaming decoder, which can only refer back to its window, decompresses data to the same bytes.
     Requires FOUND."""
     cdef Py_buffer origin, target
@@ -129,7 +129,7 @@ def streams_the_same(data, unfolded):
     try:
         PyObject_GetBuffer(data, &origin, PyBUF_SIMPLE)
         try:
-            PyObject_GetBuffer(unfolded, &target, PyBUF_SIMPLE)
+            PyObject_GetBuffer(decompressed, &target, PyBUF_SIMPLE)
             try:
                 with nogil:
                     same = _streams_the_same(decoder, &origin, &target)
@@ -142,7 +142,7 @@ def streams_the_same(data, unfolded):
     return same
 
 
-cdef bint _streams_the_same(void* decoder, const Py_buffer* data, const Py_buffer* unfolded) noexcept nogil:
+cdef bint _streams_the_same(void* decoder, const Py_buffer* data, const Py_buffer* decompressed) noexcept nogil:
     cdef char[PIECE] piece
     cdef Input rest
     cdef Output found
@@ -153,7 +153,7 @@ cdef bint _streams_the_same(void* decoder, const Py_buffer* data, const Py_buffe
         found.done = 0
         if zstd_is_error(zstd_stream(decoder, &found, &rest)):
             return False
-        if found.done > <size_t>unfolded.len - at or memcmp(piece, <const char*>unfolded.buf + at, found.done):
+        if found.done > <size_t>decompressed.len - at or memcmp(piece, <const char*>decompressed.buf + at, found.done):
             return False
         at += found.done
-    return at == <size_t>unfolded.len
+    return at == <size_t>decompressed.len

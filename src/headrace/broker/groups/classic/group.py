@@ -15,7 +15,7 @@ from headrace.broker.groups.classic.members import (
     GroupState,
     Join,
     JoinAnswer,
-    Joined,
+    JoinResult,
     Member,
     Protocols,
     SyncAnswer,
@@ -61,7 +61,7 @@ class ClassicGroup:
         settings: GroupSettings,
         clock: Clock,
         timers: Timers,
-        room: MemberBudget,
+        budget: MemberBudget,
         changed: Callable[["ClassicGroup"], None] = lambda group: None,
     ) -> None:
         self.group_id = group_id
@@ -71,7 +71,7 @@ class ClassicGroup:
         self.leader = ""
         self.empty_since_ms = clock.now_ms()
         self._roster = Roster(
-            group_id, settings, timers, room, on_replaced=self._replaced, on_forgotten=self._maybe_complete_join
+            group_id, settings, timers, budget, on_replaced=self._replaced, on_forgotten=self._maybe_complete_join
         )
         self.members: Mapping[str, Member] = self._roster.members
         self._settings = settings
@@ -369,9 +369,9 @@ class ClassicGroup:
         votes = Counter(next(name for name, _ in member.protocols if name in common) for member in members)
         return max(common, key=lambda name: votes[name])
 
-    def _joined(self, member: Member, leader: str) -> Joined:
+    def _joined(self, member: Member, leader: str) -> JoinResult:
         leads = member.member_id == leader
-        return Joined(
+        return JoinResult(
             generation=self.generation,
             protocol_type=self.protocol_type,
             protocol=self.protocol,

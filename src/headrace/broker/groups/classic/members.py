@@ -45,7 +45,7 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinResult:
     generation: int
     protocol_type: str
     protocol: str
@@ -62,7 +62,7 @@ class Synced:
     assignment: bytes
 
 
-JoinAnswer = Callable[[Joined | HeadraceError], None]
+JoinAnswer = Callable[[JoinResult | HeadraceError], None]
 SyncAnswer = Callable[[Synced | HeadraceError], None]
 
 
@@ -97,7 +97,7 @@ class Member:
     def supports(self, protocol: str) -> bool:
         return any(name == protocol for name, _ in self.protocols)
 
-    def answer_join(self, what: Joined | HeadraceError) -> None:
+    def answer_join(self, what: JoinResult | HeadraceError) -> None:
         answer, self.join_answer = self.join_answer, None
         if answer is not None:
             answer(what)

@@ -31,7 +31,7 @@ class Roster:
         group_id: str,
         settings: GroupSettings,
         timers: Timers,
-        room: MemberBudget,
+        budget: MemberBudget,
         *,
         on_replaced: Callable[[Member, str], None],
         on_forgotten: Callable[[], None],
@@ -41,7 +41,7 @@ class Roster:
         self._group_id = group_id
         self._settings = settings
         self._timers = timers
-        self._room = room
+        self._budget = budget
         self._on_replaced = on_replaced
         self._on_forgotten = on_forgotten
         self._speakers: Counter[str] = (
@@ -58,7 +58,7 @@ class Roster:
     def release_memory(self) -> None:
         """Stop accounting for the members; another group does from now on."""
         for member in self.members.values():
-            self._room.keep(member, 0)
+            self._budget.keep(member, 0)
 
     def reclaim_memory(self) -> None:
         for member in self.members.values():
@@ -121,9 +121,9 @@ class Roster:
         known = join.member_id if join.instance_id is None else self._instances.get(join.instance_id, "")
         before = self.members.get(known)
         if before is None:
-            self._room.check(classic_bytes(join.member_id, join.protocols))
+            self._budget.check(classic_bytes(join.member_id, join.protocols))
         else:
-            self._room.check(classic_bytes(known, join.protocols, before.assignment) - before.kept_bytes)
+            self._budget.check(classic_bytes(known, join.protocols, before.assignment) - before.kept_bytes)
 
     def _check_protocols(self, join: Join) -> None:
         if not join.protocol_type or not join.protocols:
@@ -145,7 +145,7 @@ class Roster:
             self.forget_expected(member_id)
             self._on_forgotten()
 
-        self._room.take(classic_bytes(member_id, ()))
+        self._budget.take(classic_bytes(member_id, ()))
         self._pending[member_id] = self._timers.call_later(session_timeout_ms / 1000, expire)
 
     def _add(self, join: Join, member_id: str) -> Member:
@@ -181,7 +181,7 @@ class Roster:
     def check_assignments(self, assignments: Mapping[str, bytes]) -> None:
         """Raise if the assignments exceed the memory budget. Assignments to unknown members are dropped."""
         members = self.members.items()
-        self._room.check(
+        self._budget.check(
             sum(
                 classic_bytes(member_id, member.protocols, assignments.get(member_id, b"")) - member.kept_bytes
                 for member_id, member in members
@@ -193,7 +193,7 @@ class Roster:
         self._weigh(member)
 
     def _weigh(self, member: Member) -> None:
-        self._room.keep(member, classic_bytes(member.member_id, member.protocols, member.assignment))
+        self._budget.keep(member, classic_bytes(member.member_id, member.protocols, member.assignment))
 
     def _forget_names(self, names: Collection[str]) -> None:
         self._speakers.subtract(names)
@@ -230,12 +230,12 @@ class Roster:
         timer = self._pending.pop(member_id, None)
         if timer is not None:
             timer.cancel()
-            self._room.take(-classic_bytes(member_id, ()))
+            self._budget.take(-classic_bytes(member_id, ()))
         return timer is not None
 
     def remove(self, member: Member) -> None:
         del self.members[member.member_id]
         self._forget_names(member.names)
-        self._room.keep(member, 0)
+        self._budget.keep(member, 0)
         if member.instance_id is not None and self._instances.get(member.instance_id) == member.member_id:
             del self._instances[member.instance_id]

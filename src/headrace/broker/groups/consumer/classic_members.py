@@ -19,7 +19,7 @@ from headrace.broker.groups.classic.consumer_protocol import (
     encode_assignment,
 )
 from headrace.broker.groups.classic.group import ClassicGroup
-from headrace.broker.groups.classic.members import Join, JoinAnswer, Joined, Member, SyncAnswer, Synced, names_of
+from headrace.broker.groups.classic.members import Join, JoinAnswer, JoinResult, Member, SyncAnswer, Synced, names_of
 from headrace.broker.groups.classic.roster import new_id
 from headrace.broker.groups.consumer.group import JOIN_EPOCH, ConsumerGroup, Heartbeat
 from headrace.broker.groups.consumer.members import ClassicSide, ConsumerMember, MemberState
@@ -133,7 +133,7 @@ class ClassicMembers:
         if classic is not None:  # it replaced the last member of the consumer protocol
             classic.join(replace(join, member_id=member.member_id), answer)
             return
-        joined = Joined(member.epoch, CONSUMER, join.protocols[0][0], "", member.member_id)
+        joined = JoinResult(member.epoch, CONSUMER, join.protocols[0][0], "", member.member_id)
         self._when_kept(lambda error: answer(joined if error is None else error))
 
     def sync(
@@ -187,7 +187,7 @@ class ClassicMembers:
         """Renew the session; a member that is behind must rejoin within its rebalance timeout."""
         self._group.sessions.heard_of(member)
         if is_behind:
-            self._group.sessions.told_to_join(member)
+            self._group.sessions.start_rejoin_timeout(member)
             raise RebalanceInProgress(self._group.group_id)
 
     def _admit(self, join: Join) -> ConsumerMember:

@@ -75,7 +75,7 @@ class ConsumerGroup:
         clock: Clock,
         timers: Timers,
         topics: Callable[[], Mapping[str, int]],
-        room: MemberBudget,
+        budget: MemberBudget,
         changed: Callable[["ConsumerGroup"], None] = lambda group: None,
         config_of: Callable[[str], GroupConfig] = lambda group_id: DEFAULTS,
     ) -> None:
@@ -93,7 +93,7 @@ class ConsumerGroup:
         self._looked_at: Mapping[str, int] | None = None  # the topics that `_seen` was last compared with
         self._matches = Matches(topics)
         self._instances: dict[str, str] = {}
-        self._room = room
+        self._budget = budget
         self.kept_bytes = 0  # memory of the assignment, see member_budget.py
         self._settings = settings
         self._clock = clock
@@ -250,7 +250,7 @@ class ConsumerGroup:
         session timeout to send a heartbeat; until then its subscription is unchanged."""
         self.epoch, self.target_epoch = epoch, target_epoch
         self._seen = () if seen is None else (seen,)
-        self._room.keep(self, assigned_bytes(seen or {}))
+        self._budget.keep(self, assigned_bytes(seen or {}))
         for member, target, hidden in members:
             member.is_restored = True
             member.may_read = lambda topic, shown=frozenset(seen or ()) - hidden: topic in shown
@@ -264,8 +264,8 @@ class ConsumerGroup:
     def close(self) -> None:
         for member in self.members.values():
             self.sessions.end(member)
-            self._room.keep(member, 0)
-        self._room.keep(self, 0)
+            self._budget.keep(member, 0)
+        self._budget.keep(self, 0)
 
     # Members.
 
@@ -279,7 +279,7 @@ class ConsumerGroup:
         if not self._seen:  # the whole target is computed again
             held += self.kept_bytes
         more = assigned_bytes(self._new_topics(beat, topics))
-        self._room.check(more + _member_bytes(beat.member_id, topics, classic) - held)
+        self._budget.check(more + _member_bytes(beat.member_id, topics, classic) - held)
 
     def _new_topics(self, beat: Heartbeat, topics: frozenset[str]) -> dict[str, int]:
         """Topics that the group does not read yet, with their partition counts."""
@@ -289,7 +289,7 @@ class ConsumerGroup:
         return {topic: counts[topic] for topic in topics if topic in counts and topic not in seen}
 
     def _weigh(self, member: ConsumerMember) -> None:
-        self._room.keep(member, _member_bytes(member.member_id, member.topics, member.classic))
+        self._budget.keep(member, _member_bytes(member.member_id, member.topics, member.classic))
 
     def _join(self, beat: Heartbeat, *, speaks_classic: bool = False) -> ConsumerMember:
         if beat.topics is None and beat.pattern is None:
@@ -316,7 +316,7 @@ class ConsumerGroup:
             if beat.instance_id is not None:
                 self._instances[beat.instance_id] = member.member_id
         if member.away:
-            self._came_back(member)
+            self._rejoined(member)
         return member
 
     def _take_over(self, known: ConsumerMember, beat: Heartbeat) -> ConsumerMember:
@@ -324,14 +324,14 @@ class ConsumerGroup:
         self.touched.add(known.member_id)
         target = self.target.pop(known.member_id, set())
         known.member_id = beat.member_id or str(uuid.uuid4())
-        self._came_back(known)
+        self._rejoined(known)
         self.members[known.member_id] = known
         self.target[known.member_id] = target
         assert beat.instance_id is not None
         self._instances[beat.instance_id] = known.member_id
         return known
 
-    def _came_back(self, member: ConsumerMember) -> None:
+    def _rejoined(self, member: ConsumerMember) -> None:
         member.away = False
         member.epoch = member.previous_epoch = JOIN_EPOCH  # its epochs from before it left are invalid
         member.revoking, member.state = set(), MemberState.STABLE  # the process that read them is gone
@@ -367,7 +367,7 @@ class ConsumerGroup:
     def _drop(self, member: ConsumerMember) -> None:
         self.sessions.end(member)
         del self.members[member.member_id]
-        self._room.keep(member, 0)
+        self._budget.keep(member, 0)
         self.touched.add(member.member_id)
         self.target.pop(member.member_id, None)
         if member.instance_id is not None:
@@ -425,7 +425,7 @@ class ConsumerGroup:
         if not changed and self._seen == (seen,):
             return
         self._seen = (seen,)
-        self._room.keep(self, assigned_bytes(seen))
+        self._budget.keep(self, assigned_bytes(seen))
         self.epoch += 1
         held = {member_id: self.target.get(member_id, set()) for member_id in self.members}
         self.target = ASSIGNORS[self.assignor](wanted, seen, held)
@@ -452,7 +452,7 @@ class ConsumerGroup:
         if surplus and (owned is None or surplus & set(owned)):
             member.revoking = surplus
             member.state = MemberState.REVOKING
-            self.sessions.told_to_revoke(member)
+            self.sessions.start_revoke_timeout(member)
             if member.epoch == 0:
                 self._advance(member)
             return

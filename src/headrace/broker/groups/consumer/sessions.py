@@ -43,11 +43,11 @@ class Sessions:
         member.revoke_deadline = now + member.rebalance_timeout_ms / 1000
         self._look_at(member)
 
-    def told_to_revoke(self, member: ConsumerMember) -> None:
+    def start_revoke_timeout(self, member: ConsumerMember) -> None:
         member.revoke_deadline = self._clock.monotonic() + member.rebalance_timeout_ms / 1000
         self.look_again(member)
 
-    def told_to_join(self, member: ConsumerMember) -> None:
+    def start_rejoin_timeout(self, member: ConsumerMember) -> None:
         """Ask a classic member to rejoin. Asking again does not extend its deadline."""
         assert member.classic is not None
         if member.classic.due is None:

@@ -13,7 +13,7 @@ import msgspec
 from headrace.broker.groups.assign import ASSIGNORS, TopicPartition
 from headrace.broker.groups.consumer.group import ConsumerGroup
 from headrace.broker.groups.consumer.members import ClassicSide, ConsumerMember, MemberState
-from headrace.broker.groups.offsets import Answer, StagedEntry, Ticket, as_error
+from headrace.broker.groups.offsets import Answer, CommitTicket, StagedEntry, as_error
 from headrace.broker.groups.subscription_patterns import compile_pattern
 from headrace.errors import HeadraceError, InvalidPattern
 
@@ -73,7 +73,7 @@ class _Kept:
     group: SavedConsumerGroup | None = None
     members: dict[str, Saved | None] = field(default_factory=dict)  # None: the stored value is unknown
     again: set[str] = field(default_factory=set)  # members to write again
-    under_way: Ticket | None = None  # the last change, while it is not durable
+    under_way: CommitTicket | None = None  # the last change, while it is not durable
     error: HeadraceError | None = None  # why the last change failed
 
 
@@ -125,7 +125,7 @@ class ConsumerStore:
             kept.again |= member_ids
             kept.error = error
 
-        def ended(ticket: Ticket) -> None:
+        def ended(ticket: CommitTicket) -> None:
             if kept.under_way is ticket:
                 kept.under_way = None
             if ticket.error is not None:

@@ -6,98 +6,65 @@ acknowledgement is confirmed.
 """
 
 import asyncio
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
-import msgspec
-
-from headrace.broker.groups.config import DEFAULTS, EARLIEST, GroupConfig, decode, encode
+from headrace.broker.groups.config import EARLIEST, GroupConfig
+from headrace.broker.groups.config_store import GroupConfigs
 from headrace.broker.groups.coordinator import check_group_id
-from headrace.broker.groups.member_budget import MEMBER_BYTES, NAME_BYTES, MemberBudget, topics_bytes
-from headrace.broker.groups.share.members import SHARE_MEMBERS, ShareMember, check_sizes, restored
-from headrace.broker.groups.share.partition import SavedShare, SharePartition
+from headrace.broker.groups.member_budget import MemberBudget
+from headrace.broker.groups.share.group import ShareGroup
+from headrace.broker.groups.share.membership import ShareMembership
+from headrace.broker.groups.share.partition import SharePartition
+from headrace.broker.groups.share.store import ShareStore
 from headrace.broker.groups.timers import Timer, Timers
 from headrace.broker.streams.partition import Partition, when_loaded
 from headrace.clock import Clock
-from headrace.errors import (
-    FencedMemberEpoch,
-    GroupFull,
-    GroupNotEmpty,
-    GroupNotFound,
-    HeadraceError,
-    InvalidInput,
-    InvalidRecordState,
-    UnknownMember,
-)
-from headrace.log.commit.atomic_group import AtomicGroup as Entry
+from headrace.errors import GroupNotEmpty, GroupNotFound, HeadraceError, InvalidRecordState, UnknownMember
 from headrace.log.log import Log
 from headrace.log.shard import Shard
-
-SHARES = "shares"
-CONFIGS = "group.configs"
-JOIN_EPOCH, LEAVE_EPOCH = 0, -1
-MEMBERS_MAX = 10_000
-
-
-@dataclass(slots=True)
-class ShareGroup:
-    group_id: str
-    epoch: int = 0
-    members: dict[str, ShareMember] = field(default_factory=dict)
-    partitions: dict[int, SharePartition] = field(default_factory=dict)  # by log id
-    waiting: set[Callable[[], object]] = field(default_factory=set)  # called when records were returned
-
-    @property
-    def state(self) -> str:
-        return "Stable" if self.members else "Empty"
 
 
 class ShareGroups:
     """Owned by the broker; every method runs on the event loop's thread."""
 
     def __init__(
-        self, shard: Shard, clock: Clock, timers: Timers, topics: Callable[[], Mapping[str, int]], room: MemberBudget
+        self,
+        shard: Shard,
+        clock: Clock,
+        timers: Timers,
+        topics: Callable[[], Mapping[str, int]],
+        budget: MemberBudget,
+        configs: GroupConfigs,
     ) -> None:
-        self._shard = shard
-        self._room = room
+        self._store = ShareStore(shard)
         self._clock = clock
         self._timers = timers
-        self._topics = topics
+        self._configs = configs
         self._groups: dict[str, ShareGroup] = {}
-        self._settings: dict[str, GroupConfig] = {}  # by group, only for configured groups
+        self.members = ShareMembership(
+            self._groups, self._store, configs, clock, timers, topics, budget, self.release_member
+        )
         self._lock_timer: Timer | None = None
         self._lock_look = 0.0  # when the timer fires
         self._beginning = asyncio.Lock()
-        self._configuring = asyncio.Lock()
+        configs.on_change(self._configured)
 
     def load(self) -> None:
-        for key, value in self._shard.state.items(CONFIGS):
-            self._settings[key.decode()] = decode(value)
-        for key, value in self._shard.state.items(SHARES):
-            group_id, _, log_id = key.rpartition(b"\0")
-            saved = msgspec.msgpack.decode(value, type=SavedShare)
-            if int(log_id) in self._shard.logs:
-                group = self.group(group_id.decode())
-                group.partitions[int(log_id)] = SharePartition(0, saved, self.settings_of(group.group_id))
-        for key, value in self._shard.state.items(SHARE_MEMBERS):
-            named, _, member_id = key.partition(b"\0")
-            group, member = self.group(named.decode()), restored(member_id.decode(), value)
-            group.members[member.member_id] = member
-            self._room.keep(member, _member_bytes(member.topics, len(member.assigned)))
-            group.epoch = max(group.epoch, member.epoch)
-            self._keep_alive(group, member)  # it has one session timeout to send a heartbeat
+        for group_id, log_id, saved in self._store.partitions():
+            self.group(group_id).partitions[log_id] = SharePartition(0, saved, self._configs.get(group_id))
+        for group_id, member in self._store.members():
+            self.members.restore(self.group(group_id), member)
 
     def close(self) -> None:
-        for group in self._groups.values():
-            for member in group.members.values():
-                if member.timer is not None:
-                    member.timer.cancel()
+        self.members.close()
         if self._lock_timer is not None:
             self._lock_timer.cancel()
+
+    def _configured(self, group_id: str, config: GroupConfig) -> None:
+        group = self._groups.get(group_id)
+        for share in group.partitions.values() if group is not None else ():
+            share.settings = config
 
     def group(self, group_id: str) -> ShareGroup:
         check_group_id(group_id)
@@ -115,149 +82,11 @@ class ShareGroups:
             raise GroupNotFound(group_id)
         return group
 
-    def settings_of(self, group_id: str) -> GroupConfig:
-        return self._settings.get(group_id, DEFAULTS)
-
-    def configured(self) -> list[str]:
-        """Ids of groups of any type with a configuration of their own; the groups need not exist yet."""
-        return [group_id for group_id, config in self._settings.items() if config != DEFAULTS]
-
-    async def configure(self, group_id: str, values: Mapping[str, Any]) -> None:
-        """Change the given settings, see GroupConfig.changed."""
-        check_group_id(group_id)
-        async with self._configuring:  # concurrent requests: the second one must see the first one's changes
-            settings = self.settings_of(group_id).changed(values)
-            entry = self._shard.group()
-            entry.put(CONFIGS, group_id.encode(), encode(settings))
-            await entry.commit()
-            self._settings[group_id] = settings
-        group = self._groups.get(group_id)
-        for share in group.partitions.values() if group is not None else ():
-            share.settings = settings
-
-    # Members.
-
-    def heartbeat(
-        self,
-        group_id: str,
-        member_id: str,
-        epoch: int,
-        *,
-        client_id: str,
-        client_host: str,
-        rack_id: str | None,
-        topics: frozenset[str] | None,
-    ) -> tuple[ShareMember, bool]:
-        """Return the member, and whether its assignment must be sent."""
-        check_sizes(member_id, client_id, rack_id, topics)
-        if topics is not None:
-            self._check_room(group_id, member_id, topics)
-        if epoch == JOIN_EPOCH:
-            group, member = self._join(group_id, member_id, topics)
-        else:
-            group, member = self._known_member(group_id, member_id)
-        if epoch == LEAVE_EPOCH:
-            self._drop(group, member)
-            member.epoch = LEAVE_EPOCH
-            return member, False
-        if epoch not in (JOIN_EPOCH, member.epoch, member.previous_epoch):
-            raise FencedMemberEpoch(f"epoch {epoch}, but the member is at {member.epoch}")
-        member.client_id, member.client_host, member.rack_id = client_id, client_host, rack_id
-        if topics is not None:
-            member.topics = topics
-        self._keep_alive(group, member)
-        counts = self._topics()
-        wanted = frozenset(
-            (topic, number) for topic in member.topics if topic in counts for number in range(counts[topic])
-        )
-        is_news = wanted != member.assigned or epoch == JOIN_EPOCH or member.is_outdated
-        if is_news:
-            member.is_outdated = False
-            group.epoch += 1
-            member.previous_epoch, member.epoch = epoch, group.epoch
-            member.assigned = wanted
-        if is_news or topics is not None:  # names of topics that do not exist count too
-            self._room.keep(member, _member_bytes(member.topics, len(wanted)))
-        self._save_member(group, member)
-        return member, is_news or epoch != member.epoch
-
-    def _check_room(self, group_id: str, member_id: str, topics: frozenset[str]) -> None:
-        group, counts = self._groups.get(group_id), self._topics()
-        before = None if group is None else group.members.get(member_id)
-        partitions = sum(counts.get(topic, 0) for topic in topics)
-        self._room.check(_member_bytes(topics, partitions) - (0 if before is None else before.kept_bytes))
-
-    def _join(self, group_id: str, member_id: str, topics: frozenset[str] | None) -> tuple[ShareGroup, ShareMember]:
-        check_group_id(group_id)
-        if topics is None:
-            raise InvalidInput("a joining member must send its subscription")
-        group = self._groups.get(group_id) or ShareGroup(group_id)
-        member = group.members.get(member_id)
-        if member is None:
-            if len(group.members) >= MEMBERS_MAX:
-                raise GroupFull(f"group {group_id!r} has {MEMBERS_MAX} members")
-            member = ShareMember(member_id or str(uuid.uuid4()))
-            group.members[member.member_id] = member
-        self._groups[group_id] = group
-        return group, member
-
-    def _known_member(self, group_id: str, member_id: str) -> tuple[ShareGroup, ShareMember]:
-        group = self._groups.get(group_id)
-        member = group.members.get(member_id) if group is not None else None
-        if group is None or member is None:
-            raise UnknownMember(f"no member {member_id!r} in group {group_id!r}")
-        return group, member
-
-    def _save_member(self, group: ShareGroup, member: ShareMember) -> None:
-        now = member.save()
-        if now != member.saved:
-            member.saved = now
-            self._stage(lambda entry: entry.put(SHARE_MEMBERS, member_key(group, member), now))
-
-    def _stage(self, change: Callable[[Entry], None]) -> None:
-        """Not awaited: what a crash loses is done again."""
-        entry = self._shard.group()
-        change(entry)
-        try:
-            entry.commit(lazy=True)
-        except HeadraceError:
-            pass  # callers that wait for durability get the disk's error
-
     def check_member(self, group_id: str, member_id: str) -> ShareGroup:
         group = self._groups.get(group_id)
         if group is None:
             raise UnknownMember(f"no share group {group_id!r}")
         return group
-
-    def _keep_alive(self, group: ShareGroup, member: ShareMember) -> None:
-        session_s = self.settings_of(group.group_id).session_timeout_ms / 1000
-        member.deadline = self._clock.monotonic() + session_s
-        if member.timer is None:
-            member.timer = self._timers.call_later(session_s, lambda: self._session_over(group, member))
-
-    def _session_over(self, group: ShareGroup, member: ShareMember) -> None:
-        member.timer = None
-        if group.members.get(member.member_id) is not member:
-            return
-        left_s = member.deadline - self._clock.monotonic()
-        if left_s > 0:
-            member.timer = self._timers.call_later(left_s, lambda: self._session_over(group, member))
-        else:
-            self._drop(group, member)
-            self.release_member(group, member.member_id)
-
-    def _drop(self, group: ShareGroup, member: ShareMember) -> None:
-        """Remove a member. Its acquired records stay locked until its share session or the locks end: a member may
-        leave first and acknowledge afterwards."""
-        if member.timer is not None:
-            member.timer.cancel()
-            member.timer = None
-        group.members.pop(member.member_id, None)
-        self._room.keep(member, 0)
-        self._stage(lambda entry: entry.delete(SHARE_MEMBERS, member_key(group, member)))
-        group.epoch += 1
-        if not group.members and not group.partitions:
-            self._groups.pop(group.group_id, None)
 
     # Records.
 
@@ -267,27 +96,15 @@ class ShareGroups:
         if not logs:
             return
         async with self._beginning:  # concurrent members: the first one sets the start
-            config = self.settings_of(group.group_id)
-            starts = {log: await self._beginning_of(log, config) for log in logs if log.id not in group.partitions}
+            config, now_ms = self._configs.get(group.group_id), self._clock.now_ms()
+            starts = {log: await _first_offset(log, config, now_ms) for log in logs if log.id not in group.partitions}
             await self._set(group, {log: SharePartition(offset) for log, offset in starts.items()})
 
-    async def _beginning_of(self, log: Log, config: GroupConfig) -> int:
-        if config.start == EARLIEST:
-            return log.start_offset
-        if config.start_age_ms is None:
-            return log.visible_end
-        since_ms = max(0, self._clock.now_ms() - config.start_age_ms)
-        found = await when_loaded(lambda: log.offset_for_timestamp_now(since_ms))
-        return log.visible_end if found is None else found[0]
-
     async def _set(self, group: ShareGroup, started: Mapping[Log, SharePartition]) -> None:
-        entry = self._shard.group()
-        for log, share in started.items():
-            entry.put(SHARES, share_key(group, log.id), share.save())
-        await entry.commit()
+        await self._store.put(group, {log.id: share for log, share in started.items()})
         kept = self._groups.setdefault(group.group_id, group)  # the group's last member may have left meanwhile
         for share in started.values():
-            share.settings = self.settings_of(group.group_id)
+            share.settings = self._configs.get(group.group_id)
         kept.partitions.update({log.id: share for log, share in started.items() if not log.is_deleted})
 
     def partition(self, group: ShareGroup, log_id: int) -> SharePartition:
@@ -298,7 +115,7 @@ class ShareGroups:
 
     def lock_deadline(self, group: ShareGroup) -> float:
         """The deadline of a lock that is taken now. Starts the timer that ends it."""
-        lock_s = self.settings_of(group.group_id).lock_ms / 1000
+        lock_s = self._configs.get(group.group_id).lock_ms / 1000
         deadline = self._clock.monotonic() + lock_s
         if (
             self._lock_timer is not None and deadline < self._lock_look
@@ -315,7 +132,7 @@ class ShareGroups:
         now = self._clock.monotonic()
         deadlines = []
         for group in self._groups.values():
-            self._came_back(group, [one for one, share in group.partitions.items() if share.release_expired(now)])
+            self._save_returned(group, [one for one, share in group.partitions.items() if share.release_expired(now)])
             deadlines += [left for one in group.partitions.values() if (left := one.next_deadline()) is not None]
         if deadlines:
             left_s = max(0.01, min(deadlines) - now)
@@ -330,29 +147,19 @@ class ShareGroups:
 
     def release_member(self, group: ShareGroup, member_id: str) -> None:
         held = [one for one, share in group.partitions.items() if share.release_member(member_id)]
-        self._came_back(group, held)
+        self._save_returned(group, held)
 
-    def _came_back(self, group: ShareGroup, log_ids: list[int]) -> None:
+    def _save_returned(self, group: ShareGroup, log_ids: list[int]) -> None:
         """Save the delivery counts of returned records, and notify waiting members."""
         if log_ids:
-            self._stage(lambda entry: self._put(entry, group, log_ids))
-            self._notify(group)
-
-    def _notify(self, group: ShareGroup) -> None:
-        for callback in list(group.waiting):
-            callback()
+            self._store.put_later(group, {log_id: group.partitions[log_id] for log_id in log_ids})
+            group.notify()
 
     async def save(self, group: ShareGroup, log_ids: list[int], *, is_news: bool) -> None:
         """Save the group; durable on return. Notifies waiting members if records were released or locks became free."""
-        entry = self._shard.group()
-        self._put(entry, group, log_ids)
-        await entry.commit()
+        await self._store.put(group, {log_id: group.partitions[log_id] for log_id in log_ids})
         if is_news:
-            self._notify(group)
-
-    def _put(self, entry: Entry, group: ShareGroup, log_ids: list[int]) -> None:
-        for log_id in log_ids:
-            entry.put(SHARES, share_key(group, log_id), group.partitions[log_id].save())
+            group.notify()
 
     # Administration. What a member holds or waits for may not be pulled away from under it.
 
@@ -383,11 +190,8 @@ class ShareGroups:
             await self._forget(self._idle(group_id), log_ids)
 
     async def _forget(self, group: ShareGroup, log_ids: Iterable[int]) -> None:
-        entry = self._shard.group()
         with self._hidden(group, log_ids) as gone:
-            for log_id in gone:
-                entry.delete(SHARES, share_key(group, log_id))
-            await entry.commit()
+            await self._store.delete(group, gone)
 
     @contextmanager
     def _hidden(self, group: ShareGroup, log_ids: Iterable[int]) -> Iterator[Iterable[int]]:
@@ -398,7 +202,7 @@ class ShareGroups:
             yield held
         except HeadraceError:
             kept = self._groups.setdefault(group.group_id, group)
-            kept.partitions.update({log_id: one for log_id, one in held.items() if log_id in self._shard.logs})
+            kept.partitions.update({log_id: one for log_id, one in held.items() if self._store.has_log(log_id)})
             raise
 
     async def delete(self, group_id: str) -> None:
@@ -413,23 +217,18 @@ class ShareGroups:
         for group in self._groups.values():
             for member in group.members.values():  # a new topic of the same name has another id
                 member.is_outdated = member.is_outdated or any(name == topic for name, _ in member.assigned)
-                self._save_member(group, member)
+                self._store.put_member(group, member)
             gone = [log_id for log_id in log_ids if group.partitions.pop(log_id, None) is not None]
             if gone:
-                self._stage(partial(self._remove, group, gone))
-
-    def _remove(self, group: ShareGroup, log_ids: list[int], entry: Entry) -> None:
-        for log_id in log_ids:
-            entry.delete(SHARES, share_key(group, log_id))
+                self._store.delete_later(group, gone)
 
 
-def _member_bytes(topics: frozenset[str], partitions: int) -> int:
-    return MEMBER_BYTES + topics_bytes(topics) + NAME_BYTES * partitions
-
-
-def share_key(group: ShareGroup, log_id: int) -> bytes:
-    return group.group_id.encode() + b"\0" + str(log_id).encode()
-
-
-def member_key(group: ShareGroup, member: ShareMember) -> bytes:
-    return group.group_id.encode() + b"\0" + member.member_id.encode()
+async def _first_offset(log: Log, config: GroupConfig, now_ms: int) -> int:
+    """Where a group begins on a log that it has not read yet."""
+    if config.start == EARLIEST:
+        return log.start_offset
+    if config.start_age_ms is None:
+        return log.visible_end
+    since_ms = max(0, now_ms - config.start_age_ms)
+    found = await when_loaded(lambda: log.offset_for_timestamp_now(since_ms))
+    return log.visible_end if found is None else found[0]

@@ -50,7 +50,7 @@ CAPABILITIES = {
 }
 
 
-class Stage(Enum):
+class HandshakeStage(Enum):
     HEADER = "header"
     START = "start"
     TUNE = "tune"
@@ -61,17 +61,17 @@ class Stage(Enum):
 
 
 # connection.close is allowed in every stage after HEADER.
-EXPECTED: dict[Stage, type[Any]] = {
-    Stage.START: commands.Connection.StartOk,
-    Stage.TUNE: commands.Connection.TuneOk,
-    Stage.OPEN: commands.Connection.Open,
+EXPECTED: dict[HandshakeStage, type[Any]] = {
+    HandshakeStage.START: commands.Connection.StartOk,
+    HandshakeStage.TUNE: commands.Connection.TuneOk,
+    HandshakeStage.OPEN: commands.Connection.Open,
 }
 
 
 class HandshakeConnection(Protocol):
     """The connection as the handlers of its own methods see it."""
 
-    stage: Stage
+    stage: HandshakeStage
     context: ListenerContext
     transport: AmqpTransport
     user: str
@@ -175,16 +175,16 @@ def start_frame(config: Config, cluster_name: str) -> bytes:
 def on_method(connection: HandshakeConnection, method: Any, class_id: int, method_id: int) -> bool:
     """Handles a method on channel 0. True if the bytes after it must not be read."""
     stage = connection.stage
-    if isinstance(method, commands.Connection.CloseOk) and stage is Stage.CLOSING:
+    if isinstance(method, commands.Connection.CloseOk) and stage is HandshakeStage.CLOSING:
         connection.drop()
         return True
     if isinstance(method, commands.Connection.Close):
         connection.transport.write(frame(0, commands.Connection.CloseOk))
         connection.linger()
         return True
-    if stage is Stage.CLOSING:
+    if stage is HandshakeStage.CLOSING:
         return False
-    if stage is Stage.RUNNING and isinstance(method, commands.Connection.UpdateSecret):
+    if stage is HandshakeStage.RUNNING and isinstance(method, commands.Connection.UpdateSecret):
         connection.transport.write(frame(0, commands.Connection.UpdateSecretOk))
         return False
     expected = EXPECTED.get(stage)
@@ -193,8 +193,8 @@ def on_method(connection: HandshakeConnection, method: Any, class_id: int, metho
     return _HANDLERS[stage](connection, method)
 
 
-def unexpected(stage: Stage, class_id: int, method_id: int) -> ProtocolError:
-    if stage is Stage.RUNNING:
+def unexpected(stage: HandshakeStage, class_id: int, method_id: int) -> ProtocolError:
+    if stage is HandshakeStage.RUNNING:
         return ProtocolError(CHANNEL_ERROR, "unexpected method in connection state running", class_id, method_id)
     return ProtocolError(
         COMMAND_INVALID,
@@ -218,7 +218,7 @@ def _start_ok(connection: HandshakeConnection, method: commands.Connection.Start
         transport.reply_later(FAILURE_DELAY_S, partial(_refuse_login, connection, error))
         return True
     connection.logged_in()
-    connection.stage = Stage.TUNE
+    connection.stage = HandshakeStage.TUNE
     config = context.config
     transport.write(
         frame(
@@ -242,7 +242,7 @@ def _refuse_login(connection: HandshakeConnection, error: LoginRefused) -> None:
 def _tune_ok(connection: HandshakeConnection, method: commands.Connection.TuneOk) -> bool:
     check_tune(method, connection.context.config)
     connection.tuned(method.channel_max, method.frame_max, method.heartbeat)
-    connection.stage = Stage.OPEN
+    connection.stage = HandshakeStage.OPEN
     connection.transport.acknowledge_now()
     return False
 
@@ -276,15 +276,15 @@ def _open(connection: HandshakeConnection, method: commands.Connection.Open) -> 
     except HeadraceError as error:
         connection.close(*reply(error), 10, 40)
         return False
-    connection.stage = Stage.RUNNING
+    connection.stage = HandshakeStage.RUNNING
     connection.transport.start_heartbeats()
     connection.transport.write(frame(0, commands.Connection.OpenOk))
     logger.debug("AMQP connection from %s as %s", connection.transport.peer, connection.user)
     return False
 
 
-_HANDLERS: dict[Stage, Callable[[HandshakeConnection, Any], bool]] = {
-    Stage.START: _start_ok,
-    Stage.TUNE: _tune_ok,
-    Stage.OPEN: _open,
+_HANDLERS: dict[HandshakeStage, Callable[[HandshakeConnection, Any], bool]] = {
+    HandshakeStage.START: _start_ok,
+    HandshakeStage.TUNE: _tune_ok,
+    HandshakeStage.OPEN: _open,
 }

@@ -50,17 +50,24 @@ class TlsAcceptor:
     sent to clients that do not use TLS."""
 
     def __init__(
-        self, listener: str, tls: Tls, stats: ListenerStats, room: Callable[[], int], plain_answer: bytes = b""
+        self,
+        listener: str,
+        tls: Tls,
+        stats: ListenerStats,
+        connections_left: Callable[[], int],
+        plain_answer: bytes = b"",
     ) -> None:
         self._listener = listener
         self._tls = tls
         self._stats = stats
-        self._room = room
+        self._connections_left = connections_left
         self._plain_answer = plain_answer
         self._factory: Callable[[], asyncio.BaseProtocol]
         self._sockets: list[socket.socket] = []
         self._handshakes: dict[asyncio.Task[None], str] = {}  # task of a handshake: its source
-        self._per_source: PerSourceLimit[asyncio.Task[None]] = PerSourceLimit(lambda: min(HANDSHAKES_MAX, room()))
+        self._per_source: PerSourceLimit[asyncio.Task[None]] = PerSourceLimit(
+            lambda: min(HANDSHAKES_MAX, connections_left())
+        )
         self._is_listening = False
         self._rest: asyncio.TimerHandle | None = None
         self._lines = 0  # in this interval, logged or not
@@ -109,7 +116,7 @@ class TlsAcceptor:
                 self._pause()
                 self._rest = self._loop.call_later(ACCEPT_REST_S, self._listen)
                 return
-            if len(self._handshakes) >= self._room():
+            if len(self._handshakes) >= self._connections_left():
                 self._refused()
                 sock.close()
                 continue

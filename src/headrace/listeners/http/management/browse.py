@@ -95,10 +95,10 @@ def _other_headers(record: Record) -> Sequence[tuple[str, bytes | None]]:
     return [pair for pair in record.headers if pair[0] not in HEADRACE_HEADERS]
 
 
-async def messages(site: HttpContext, request: Request) -> Response:
-    row, query = row_of(site, request), query_of(request)
+async def messages(context: HttpContext, request: Request) -> Response:
+    row, query = row_of(context, request), query_of(request)
     if flag(query.get("last")):
-        return await _last_of_key(site, row, query)
+        return await _last_of_key(context, row, query)
     partition = number(query.get("partition"), "partition", 0)
     log = partition_of(row, partition)
     limit = number(query.get("limit"), "limit", LIMIT, least=1, most=LIMIT_MAX)
@@ -106,13 +106,13 @@ async def messages(site: HttpContext, request: Request) -> Response:
     gaps: list[Gap] = []
     offset = await _start(log, query, limit, gaps, newest=wanted is None)
     found = await browse(
-        site.broker.pages.decoder,
+        context.broker.pages.decoder,
         log,
         offset,
         limit=limit,
         bytes_max=BYTES_MAX,
         content=wanted,
-        aborted=aborted_of(site, row, log),
+        aborted=aborted_of(context, row, log),
         gaps=gaps,
     )
     if found.next_offset >= log.end_offset:
@@ -146,20 +146,20 @@ def messages_response(rendered: Sequence[bytes], facts: JsonObject) -> Response:
     return pieces_response(messages_json(rendered, facts), {"cache-control": "no-store"}, JSON)
 
 
-async def _last_of_key(site: HttpContext, row: Row, query: dict[str, str]) -> Response:
+async def _last_of_key(context: HttpContext, row: Row, query: dict[str, str]) -> Response:
     """Finds the last message of a key through the key index, in any partition and without a scan."""
     if row.stream is None or not query.get("key"):
         raise InvalidInput("last requires a key and a topic with the setting key_index")
     try:
-        found = await site.broker.keys.find(row.stream, query["key"].encode())
+        found = await context.broker.keys.find(row.stream, query["key"].encode())
     except KeyNotFound:
         return json_response({"messages": []})
     return json_response({"messages": [record_json(row, found.partition, found.record)]})
 
 
-def aborted_of(site: HttpContext, row: Row, log: Partition) -> Aborts:
+def aborted_of(context: HttpContext, row: Row, log: Partition) -> Aborts:
     """Aborted records, which are not shown. A queue without a stream is in memory and takes no transactions."""
-    return NO_ABORTS if row.stream is None else site.broker.coordination.producers.aborted(log.log_id)
+    return NO_ABORTS if row.stream is None else context.broker.coordination.producers.aborted(log.log_id)
 
 
 def _wanted(query: dict[str, str]) -> Callable[[Record], bool] | None:
@@ -194,11 +194,11 @@ def _positions(last: str, logs: Sequence[Partition]) -> list[int]:
     ]
 
 
-class Tail(EventStreamResponse):
+class TailResponse(EventStreamResponse):
     """Follows all partitions from their ends. A client that is too slow gets the number of messages it missed."""
 
-    def __init__(self, site: HttpContext, request: Request, row: Row) -> None:
-        super().__init__(site, request)
+    def __init__(self, context: HttpContext, request: Request, row: Row) -> None:
+        super().__init__(context, request)
         self._row = row
         self._at = _positions(request.headers.get("last-event-id", ""), row.partitions)
 
@@ -206,7 +206,7 @@ class Tail(EventStreamResponse):
         self._check_exists()
         for chunk in in_chunks(await self._new_events()):
             await self.send(chunk)
-        await asyncio.wait({self._gone, self._site.stopping}, timeout=TAIL_INTERVAL_S)
+        await asyncio.wait({self._gone, self._context.stopping}, timeout=TAIL_INTERVAL_S)
         if not self._gone.done() and not await self._wait():
             await self.send(events.HEARTBEAT)
 
@@ -249,12 +249,12 @@ class Tail(EventStreamResponse):
             first = max(start, end - TAIL_MESSAGES)
             gaps: list[Gap] = []
             found = await browse(
-                self._site.broker.pages.decoder,
+                self._context.broker.pages.decoder,
                 log,
                 first,
                 limit=TAIL_MESSAGES,
                 bytes_max=BYTES_MAX,
-                aborted=aborted_of(self._site, self._row, log),
+                aborted=aborted_of(self._context, self._row, log),
                 gaps=gaps,
             )
             # Large messages may exceed the size of one event: the next event continues with the rest.
@@ -265,5 +265,5 @@ class Tail(EventStreamResponse):
         return data
 
 
-async def tail(site: HttpContext, request: Request) -> Response:
-    return Tail(site, request, row_of(site, request))
+async def tail(context: HttpContext, request: Request) -> Response:
+    return TailResponse(context, request, row_of(context, request))

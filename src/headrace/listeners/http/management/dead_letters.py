@@ -38,9 +38,9 @@ RATE_MAX = 1_000_000
 SCAN_AT_ONCE = 100  # parsing the long headers of a dead letter takes fifty microseconds
 
 
-async def list_queues(site: HttpContext, request: Request) -> Response:
+async def list_queues(context: HttpContext, request: Request) -> Response:
     """Queues that receive dead letters of other queues."""
-    running = [replay for replay in site.broker.dead_letters.replays() if replay.state == "running"]
+    running = [replay for replay in context.broker.dead_letters.replays() if replay.state == "running"]
 
     def shape(item: tuple[Queue, list[str]]) -> JsonObject:
         queue, sources = item
@@ -55,13 +55,13 @@ async def list_queues(site: HttpContext, request: Request) -> Response:
         }
 
     caller = caller_of(request)
-    found = [item for item in site.broker.dead_letters.queues() if caller.sees(item[0].vhost.name)]
-    return await listing(site, request, found, shape, name=lambda item: item[0].name)
+    found = [item for item in context.broker.dead_letters.queues() if caller.sees(item[0].vhost.name)]
+    return await listing(context, request, found, shape, name=lambda item: item[0].name)
 
 
-async def get(site: HttpContext, request: Request) -> Response:
-    queue = queue_of(site, request)
-    dead_letters = site.broker.dead_letters
+async def get(context: HttpContext, request: Request) -> Response:
+    queue = queue_of(context, request)
+    dead_letters = context.broker.dead_letters
     groups, scanned, unread = await dead_letters.summary(queue)
     return json_response(
         {
@@ -91,17 +91,17 @@ def death_json(death: Death | None) -> JsonObject | None:
     return shape
 
 
-async def messages(site: HttpContext, request: Request) -> Response:
+async def messages(context: HttpContext, request: Request) -> Response:
     """Dead letters that match a filter, with the reason of their death. They are not consumed.
 
     A request scans a limited number of messages; `next` is the position to continue at, or null at the end.
     """
-    queue, query = queue_of(site, request), query_of(request)
+    queue, query = queue_of(context, request), query_of(request)
     limit = number(query.get("limit"), "limit", PEEK, least=1, most=PEEK_MAX)
     wanted = _selection(query)
     start = number(query.get("offset"), "offset", 0)
     level = number(query["partition"], "partition") if query.get("partition") else None
-    row = Row(queue.vhost.name, queue.name, site.broker.streams.find(queue.name, queue.vhost.name), queue)
+    row = Row(queue.vhost.name, queue.name, context.broker.streams.find(queue.name, queue.vhost.name), queue)
     found: list[bytes] = []
     unread: list[Unread] = []
     to_scan, size, yielding = SCAN_RECORDS_MAX, 0, YieldEvery()
@@ -124,7 +124,7 @@ async def messages(site: HttpContext, request: Request) -> Response:
                 return messages_response(found, {"next": at, "gaps": gaps_json(unread)})
             gaps: list[Gap] = []
             page = await browse(
-                site.broker.pages.decoder,
+                context.broker.pages.decoder,
                 view.partition,
                 offset,
                 limit=limit - len(found),
@@ -140,12 +140,12 @@ async def messages(site: HttpContext, request: Request) -> Response:
                 shape["death"] = death_json(death_of(from_record(record)))
                 found.append(encode(shape))
                 size += len(record.value or b"") + len(record.key or b"")
-                await yielding.rest()
+                await yielding.maybe_yield()
             if page.next_offset <= offset:
                 break
             offset = page.next_offset
             to_scan -= page.scanned
-            await yielding.rest()  # lets other requests run between the pages of a long scan
+            await yielding.maybe_yield()  # lets other requests run between the pages of a long scan
         unread += (Unread(view.level, gap) for gap in unserved(view.partition))
     return messages_response(found, {"next": None, "gaps": gaps_json(unread)})
 
@@ -158,9 +158,9 @@ def _selection(fields: Mapping[str, Any]) -> Selection:
     return Selection(**values)
 
 
-async def replay(site: HttpContext, request: Request) -> Response:
+async def replay(context: HttpContext, request: Request) -> Response:
     """Returns what a replay would move where; with dry_run=false it starts the replay."""
-    queue, fields = queue_of(site, request), await body_of(request)
+    queue, fields = queue_of(context, request), await body_of(request)
     caller_of(request).write("", queue.vhost.name)  # messages return to queues by name, through the default exchange
     wanted = _selection(fields)
     to = fields.get("to")
@@ -168,13 +168,13 @@ async def replay(site: HttpContext, request: Request) -> Response:
         raise InvalidInput("to must be the name of a queue; omit it to return messages to their original queues")
     count = number(fields["count"], "count", least=1) if fields.get("count") is not None else None
     rate = number(fields.get("rate"), "rate", 0, most=RATE_MAX)
-    dead_letters = site.broker.dead_letters
+    dead_letters = context.broker.dead_letters
     if flag(fields.get("dry_run"), True):
         plan = await dead_letters.plan(queue, wanted, to=to, count=count)
         facts = {"matched": plan.matched, "targets": plan.targets, "missing": plan.missing}
         return json_response({"dry_run": True, **facts, "gaps": gaps_json(plan.unread)})
     if to is not None:
-        site.broker.vhosts.get(queue.vhost.name).queue(to)
+        context.broker.vhosts.get(queue.vhost.name).queue(to)
     begun = await dead_letters.replay(
         queue, wanted, replay_id=secrets.token_hex(8), to=to, count=count, rate=float(rate)
     )
@@ -188,19 +188,19 @@ def replay_json(replay_: Replay) -> JsonObject:
     return shape
 
 
-async def list_replays(site: HttpContext, request: Request) -> Response:
+async def list_replays(context: HttpContext, request: Request) -> Response:
     caller = caller_of(request)
-    found = [replay_ for replay_ in site.broker.dead_letters.replays() if caller.sees(replay_.vhost)]
-    return await listing(site, request, found, replay_json)
+    found = [replay_ for replay_ in context.broker.dead_letters.replays() if caller.sees(replay_.vhost)]
+    return await listing(context, request, found, replay_json)
 
 
-async def get_replay(site: HttpContext, request: Request) -> Response:
-    found = site.broker.dead_letters.get(name_of(request, "replay"))
+async def get_replay(context: HttpContext, request: Request) -> Response:
+    found = context.broker.dead_letters.get(name_of(request, "replay"))
     caller_of(request).must_see(found.vhost)
     return json_response(replay_json(found))
 
 
-async def stop_replay(site: HttpContext, request: Request) -> Response:
-    found = site.broker.dead_letters.get(name_of(request, "replay"))
+async def stop_replay(context: HttpContext, request: Request) -> Response:
+    found = context.broker.dead_letters.get(name_of(request, "replay"))
     caller_of(request).read(found.queue, found.vhost)
-    return json_response(replay_json(await site.broker.dead_letters.stop(found.id)))
+    return json_response(replay_json(await context.broker.dead_letters.stop(found.id)))

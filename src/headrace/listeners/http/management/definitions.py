@@ -28,17 +28,17 @@ BYTES_MAX = 64 << 20
 VALUES_MAX = 4_000_000  # a binding has nine values and 150 bytes
 
 
-async def export(site: HttpContext, request: Request) -> Response:
+async def export(context: HttpContext, request: Request) -> Response:
     document: dict[str, Any] = {
         "rabbit_version": RABBITMQ_VERSION,
         "rabbitmq_version": RABBITMQ_VERSION,
         "product_name": "Headrace",
         "product_version": __version__,
         "rabbitmq_definition_format": "cluster",
-        "original_cluster_name": site.broker.global_parameters.cluster_name,
+        "original_cluster_name": context.broker.global_parameters.cluster_name,
         "explanation": "Definitions of Headrace",
     }
-    document |= await definitions.export(site.broker)
+    document |= await definitions.export(context.broker)
     # Encode one list per event-loop iteration: ten thousand bindings take milliseconds.
     pieces = [b"{"]
     for number, (name, content) in enumerate(document.items()):
@@ -51,9 +51,9 @@ async def export(site: HttpContext, request: Request) -> Response:
     return response
 
 
-async def export_vhost(site: HttpContext, request: Request) -> Response:
-    host = host_of(site, request)
-    found = await definitions.export(site.broker, host.name)
+async def export_vhost(context: HttpContext, request: Request) -> Response:
+    host = host_of(context, request)
+    found = await definitions.export(context.broker, host.name)
     metadata = definitions.metadata_json(host)
     head = {
         "rabbit_version": RABBITMQ_VERSION,
@@ -70,20 +70,20 @@ async def export_vhost(site: HttpContext, request: Request) -> Response:
     return json_response({**head, **found})
 
 
-async def import_(site: HttpContext, request: Request) -> Response:
-    return await _import(site, request, None)
+async def import_(context: HttpContext, request: Request) -> Response:
+    return await _import(context, request, None)
 
 
-async def import_vhost(site: HttpContext, request: Request) -> Response:
-    return await _import(site, request, host_of(site, request).name)
+async def import_vhost(context: HttpContext, request: Request) -> Response:
+    return await _import(context, request, host_of(context, request).name)
 
 
-async def _import(site: HttpContext, request: Request, vhost: str | None) -> Response:
+async def _import(context: HttpContext, request: Request, vhost: str | None) -> Response:
     if request.headers.get("content-type", "").startswith("multipart/form-data"):
         document = await _from_form(request)
     else:
         document = await body_of(request, BYTES_MAX, VALUES_MAX)
-    await definitions.import_(site.broker, document, vhost)
+    await definitions.import_(context.broker, document, vhost)
     return Response(status_code=204)
 
 

@@ -32,40 +32,40 @@ from headrace.listeners.http.server.authorization import caller_of
 from headrace.listeners.http.server.context import HttpContext
 
 
-def exchange_of(site: HttpContext, request: Request, parameter: str = "name") -> tuple[VirtualHost, Exchange]:
-    host, name = host_of(site, request), name_of(request, parameter)
+def exchange_of(context: HttpContext, request: Request, parameter: str = "name") -> tuple[VirtualHost, Exchange]:
+    host, name = host_of(context, request), name_of(request, parameter)
     return host, host.routing.exchange("" if name == representations.DEFAULT_EXCHANGE else name)
 
 
-async def list_all(site: HttpContext, request: Request) -> Response:
-    return await _list(site, request, visible_hosts(site, request))
+async def list_all(context: HttpContext, request: Request) -> Response:
+    return await _list(context, request, visible_hosts(context, request))
 
 
-async def list_in_vhost(site: HttpContext, request: Request) -> Response:
-    return await _list(site, request, [host_of(site, request)])
+async def list_in_vhost(context: HttpContext, request: Request) -> Response:
+    return await _list(context, request, [host_of(context, request)])
 
 
-async def _list(site: HttpContext, request: Request, hosts: Iterable[VirtualHost]) -> Response:
+async def _list(context: HttpContext, request: Request, hosts: Iterable[VirtualHost]) -> Response:
     found = [(host.name, exchange) for host in hosts for _, exchange in sorted(host.routing.exchanges.items())]
     return await listing(
-        site,
+        context,
         request,
         found,
-        lambda item: representations.exchange_json(site, *item),
+        lambda item: representations.exchange_json(context, *item),
         name=lambda item: item[1].name,
         quick={"name": lambda item: item[1].name, "type": lambda item: item[1].declared_kind},
     )
 
 
-async def get(site: HttpContext, request: Request) -> Response:
-    host, exchange = exchange_of(site, request)
+async def get(context: HttpContext, request: Request) -> Response:
+    host, exchange = exchange_of(context, request)
     return object_response(
-        request, {**representations.exchange_json(site, host.name, exchange), "incoming": [], "outgoing": []}
+        request, {**representations.exchange_json(context, host.name, exchange), "incoming": [], "outgoing": []}
     )
 
 
-async def put(site: HttpContext, request: Request) -> Response:
-    host, name = host_of(site, request), name_of(request, "name")
+async def put(context: HttpContext, request: Request) -> Response:
+    host, name = host_of(context, request), name_of(request, "name")
     fields = await body_of(request)
     kind = text(fields.get("type", "direct"), "type")  # RabbitMQ's default
     if not is_kind(kind):
@@ -87,14 +87,14 @@ async def put(site: HttpContext, request: Request) -> Response:
     return parameters.created(new=not known)
 
 
-async def delete(site: HttpContext, request: Request) -> Response:
-    host, exchange = exchange_of(site, request)
+async def delete(context: HttpContext, request: Request) -> Response:
+    host, exchange = exchange_of(context, request)
     await host.delete_exchange(exchange.name, if_unused=flag(parameters.query_of(request).get("if-unused")))
     return parameters.no_content()
 
 
-async def publish(site: HttpContext, request: Request) -> Response:
-    host, exchange = exchange_of(site, request)
+async def publish(context: HttpContext, request: Request) -> Response:
+    host, exchange = exchange_of(context, request)
     fields, caller = await body_of(request, parameters.MESSAGE_BYTES_MAX), caller_of(request)
     message = parse_message(exchange.name, fields)
     keys = message.take_receivers()
@@ -102,8 +102,8 @@ async def publish(site: HttpContext, request: Request) -> Response:
         for key in keys:
             caller.write_key(exchange.name, key, host.name)
     _check_user_id(fields, caller)
-    taken = await publish_message(host, site.broker.pressure, message, keys)
-    site.stats.messages_in += 1
+    taken = await publish_message(host, context.broker.pressure, message, keys)
+    context.stats.messages_in += 1
     return json_response({"routed": taken > 0})
 
 
@@ -117,28 +117,30 @@ def _check_user_id(fields: JsonObject, caller: Caller) -> None:
 # Bindings
 
 
-async def bindings_from(site: HttpContext, request: Request) -> Response:
-    host, exchange = exchange_of(site, request)
+async def bindings_from(context: HttpContext, request: Request) -> Response:
+    host, exchange = exchange_of(context, request)
     if not exchange.name:
         names = sorted(host.queues)
-        return await listing(site, request, names, lambda name: representations.default_binding_json(host.name, name))
+        return await listing(
+            context, request, names, lambda name: representations.default_binding_json(host.name, name)
+        )
     found = list(exchange.bindings.values())
-    return await listing(site, request, found, lambda binding: representations.binding_json(host.name, binding))
+    return await listing(context, request, found, lambda binding: representations.binding_json(host.name, binding))
 
 
-async def bindings_to(site: HttpContext, request: Request) -> Response:
-    host, exchange = exchange_of(site, request)
+async def bindings_to(context: HttpContext, request: Request) -> Response:
+    host, exchange = exchange_of(context, request)
     return json_response(
         [representations.binding_json(host.name, binding) for binding in host.routing.bindings_to(exchange)]
     )
 
 
-async def list_bindings(site: HttpContext, request: Request) -> Response:
-    return await listing(site, request, await _bindings(visible_hosts(site, request)), lambda shape: shape)
+async def list_bindings(context: HttpContext, request: Request) -> Response:
+    return await listing(context, request, await _bindings(visible_hosts(context, request)), lambda shape: shape)
 
 
-async def list_bindings_in_vhost(site: HttpContext, request: Request) -> Response:
-    return await listing(site, request, await _bindings([host_of(site, request)]), lambda shape: shape)
+async def list_bindings_in_vhost(context: HttpContext, request: Request) -> Response:
+    return await listing(context, request, await _bindings([host_of(context, request)]), lambda shape: shape)
 
 
 async def _bindings(hosts: Iterable[VirtualHost]) -> list[JsonObject]:
@@ -154,8 +156,8 @@ async def _bindings(hosts: Iterable[VirtualHost]) -> list[JsonObject]:
     return found
 
 
-def _ends(site: HttpContext, request: Request) -> tuple[VirtualHost, str, Queue | Exchange]:
-    host = host_of(site, request)
+def _ends(context: HttpContext, request: Request) -> tuple[VirtualHost, str, Queue | Exchange]:
+    host = host_of(context, request)
     source = name_of(request, "source")
     destination = name_of(request, "destination")
     if request.path_params["kind"] == "q":
@@ -169,8 +171,8 @@ def _between(host: VirtualHost, source: str, destination: Queue | Exchange) -> l
     return [binding for binding in host.routing.bindings_to(destination) if binding.source == name]
 
 
-async def list_between(site: HttpContext, request: Request) -> Response:
-    host, source, destination = _ends(site, request)
+async def list_between(context: HttpContext, request: Request) -> Response:
+    host, source, destination = _ends(context, request)
     if source in ("", representations.DEFAULT_EXCHANGE) and isinstance(destination, Queue):
         return json_response([representations.default_binding_json(host.name, destination.name)])
     return json_response(
@@ -183,8 +185,8 @@ def _check_key(request: Request, host: VirtualHost, source: str, key: str) -> No
         caller_of(request).read_key(source, key, host.name)
 
 
-async def bind(site: HttpContext, request: Request) -> Response:
-    host, source, destination = _ends(site, request)
+async def bind(context: HttpContext, request: Request) -> Response:
+    host, source, destination = _ends(context, request)
     fields = await body_of(request)
     key = text(fields.get("routing_key", ""), "routing_key")
     arguments = table(fields.get("arguments"), "arguments")
@@ -207,14 +209,14 @@ def _one_binding(host: VirtualHost, source: str, destination: Queue | Exchange, 
     raise NotFound("unknown binding")
 
 
-async def get_binding(site: HttpContext, request: Request) -> Response:
-    host, source, destination = _ends(site, request)
+async def get_binding(context: HttpContext, request: Request) -> Response:
+    host, source, destination = _ends(context, request)
     found = _one_binding(host, source, destination, name_of(request, "properties_key"))
     return object_response(request, representations.binding_json(host.name, found))
 
 
-async def unbind(site: HttpContext, request: Request) -> Response:
-    host, source, destination = _ends(site, request)
+async def unbind(context: HttpContext, request: Request) -> Response:
+    host, source, destination = _ends(context, request)
     found = _one_binding(host, source, destination, name_of(request, "properties_key"))
     _check_key(request, host, found.source, found.key)
     await host.unbind(found.source, destination, found.key, found.arguments)

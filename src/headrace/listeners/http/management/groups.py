@@ -7,7 +7,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.groups.offsets import Committed
+from headrace.broker.groups.coordinator import Listed
+from headrace.broker.groups.offsets import CommittedOffset
 from headrace.broker.streams.streams import Stream
 from headrace.errors import Conflict, GroupNotFound, HeadraceError, InvalidInput
 from headrace.listeners.http.management.parameters import (
@@ -28,9 +29,9 @@ from headrace.listeners.http.server.context import HttpContext
 TARGETS = ("earliest", "latest", "timestamp", "offset", "shift")
 
 
-def group_summary(site: HttpContext, group_id: str, state: str, kind: str) -> JsonObject:
-    positions = _positions(site, group_id)
-    group = site.broker.coordination.groups.find(group_id)
+def group_summary(context: HttpContext, group_id: str, state: str, kind: str) -> JsonObject:
+    positions = _positions(context, group_id)
+    group = context.broker.coordination.groups.find(group_id)
     return {
         "name": group_id,
         "kind": "group",
@@ -43,8 +44,8 @@ def group_summary(site: HttpContext, group_id: str, state: str, kind: str) -> Js
     }
 
 
-def cursor_summary(site: HttpContext, name: str) -> JsonObject:
-    cursors = site.broker.cursors
+def cursor_summary(context: HttpContext, name: str) -> JsonObject:
+    cursors = context.broker.cursors
     state, positions = cursors.get(name), cursors.positions(name)
     return {
         "name": name,
@@ -59,8 +60,8 @@ def cursor_summary(site: HttpContext, name: str) -> JsonObject:
     }
 
 
-def _positions(site: HttpContext, group_id: str) -> list[JsonObject]:
-    broker = site.broker
+def _positions(context: HttpContext, group_id: str) -> list[JsonObject]:
+    broker = context.broker
     found = []
     for (topic, number_), committed in sorted(broker.coordination.groups.offsets.of(group_id).items()):
         stream = broker.streams.find(topic)
@@ -81,21 +82,21 @@ def _positions(site: HttpContext, group_id: str) -> list[JsonObject]:
     return found
 
 
-async def list_all(site: HttpContext, request: Request) -> Response:
+async def list_all(context: HttpContext, request: Request) -> Response:
     found = [
-        *((g.group_id, g.state, g.kind) for g in site.broker.coordination.groups.listing()),
-        *((name, "", "cursor") for name in site.broker.cursors.names()),
+        *((g.group_id, g.state, g.kind) for g in context.broker.coordination.groups.listing()),
+        *((name, "", "cursor") for name in context.broker.cursors.names()),
     ]
 
     def shape(item: tuple[str, str, str]) -> JsonObject:
-        return cursor_summary(site, item[0]) if item[2] == "cursor" else group_summary(site, *item)
+        return cursor_summary(context, item[0]) if item[2] == "cursor" else group_summary(context, *item)
 
     return await listing(
-        site, request, sorted(found), shape, name=lambda item: item[0], quick={"name": lambda item: item[0]}
+        context, request, sorted(found), shape, name=lambda item: item[0], quick={"name": lambda item: item[0]}
     )
 
 
-async def get(site: HttpContext, request: Request) -> Response:
+async def get(context: HttpContext, request: Request) -> Response:
     name = name_of(request, "group")
     if request.path_params["kind"] == "cursor":
         positions = [
@@ -107,27 +108,27 @@ async def get(site: HttpContext, request: Request) -> Response:
                 "end": p.partition.end_offset,
                 "lag": p.lag,
             }
-            for p in site.broker.cursors.positions(name)
+            for p in context.broker.cursors.positions(name)
         ]
-        return object_response(request, {**cursor_summary(site, name), "positions": positions, "member_details": []})
-    listed = _listed(site, name)
-    group = site.broker.coordination.groups.find(name)
+        return object_response(request, {**cursor_summary(context, name), "positions": positions, "member_details": []})
+    listed = _listed(context, name)
+    group = context.broker.coordination.groups.find(name)
     members = [
         {"id": member_id, "client": getattr(member, "client_id", ""), "host": getattr(member, "client_host", "")}
         for member_id, member in (group.members.items() if group is not None else ())
     ]
-    summary = group_summary(site, name, listed.state, listed.kind)
-    return object_response(request, {**summary, "positions": _positions(site, name), "member_details": members})
+    summary = group_summary(context, name, listed.state, listed.kind)
+    return object_response(request, {**summary, "positions": _positions(context, name), "member_details": members})
 
 
-def _listed(site: HttpContext, name: str) -> Any:
-    for listed in site.broker.coordination.groups.listing():
+def _listed(context: HttpContext, name: str) -> Listed:
+    for listed in context.broker.coordination.groups.listing():
         if listed.group_id == name:
             return listed
     raise GroupNotFound(name)
 
 
-async def reset(site: HttpContext, request: Request) -> Response:
+async def reset(context: HttpContext, request: Request) -> Response:
     """Returns the offsets after a reset; with dry_run=false it also commits them."""
     name, kind = name_of(request, "group"), request.path_params["kind"]
     fields = await body_of(request)
@@ -136,11 +137,11 @@ async def reset(site: HttpContext, request: Request) -> Response:
         raise InvalidInput("topic is required: the topic whose offsets are reset")
     caller_of(request).read(topic)  # the permission that reading and committing needs
     if kind == "cursor":
-        check_read(site, request, name)
+        check_read(context, request, name)
     else:
         caller_of(request).read(name)  # groups have permissions by name, as at the Kafka listener
-    stream = site.broker.streams.get(topic)
-    now = _current(site, name, kind, topic)
+    stream = context.broker.streams.get(topic)
+    now = _current(context, name, kind, topic)
     partitions = fields.get("partitions")
     if partitions is None:
         chosen = sorted(now) or [p.number for p in stream.partitions]
@@ -153,17 +154,17 @@ async def reset(site: HttpContext, request: Request) -> Response:
     if not dry_run:
         offsets = {move["partition"]: move["to"] for move in moves}
         if kind == "cursor":
-            await site.broker.cursors.commit(name, stream, offsets)
+            await context.broker.cursors.commit(name, stream, offsets)
         else:
-            await _commit(site, name, stream, offsets)
+            await _commit(context, name, stream, offsets)
     return json_response({"name": name, "topic": topic, "dry_run": dry_run, "moves": moves})
 
 
-def _current(site: HttpContext, name: str, kind: str, topic: str) -> dict[int, int]:
+def _current(context: HttpContext, name: str, kind: str, topic: str) -> dict[int, int]:
     if kind == "cursor":
-        return {p.partition.number: p.offset for p in site.broker.cursors.positions(name) if p.stream.name == topic}
-    _listed(site, name)
-    committed = site.broker.coordination.groups.offsets.of(name)
+        return {p.partition.number: p.offset for p in context.broker.cursors.positions(name) if p.stream.name == topic}
+    _listed(context, name)
+    committed = context.broker.coordination.groups.offsets.of(name)
     return {number_: one_.offset for (t, number_), one_ in committed.items() if t == topic}
 
 
@@ -195,14 +196,14 @@ async def _move(stream: Stream, number_: int, now: int | None, fields: Mapping[s
     }
 
 
-async def _commit(site: HttpContext, name: str, stream: Stream, offsets: Mapping[int, int]) -> None:
-    groups = site.broker.coordination.groups
+async def _commit(context: HttpContext, name: str, stream: Stream, offsets: Mapping[int, int]) -> None:
+    groups = context.broker.coordination.groups
     group = groups.find(name)
     if group is not None and group.members:
         raise Conflict(f"group {name!r} has {len(group.members)} members: stop them first, they would overwrite this")
-    now_ms = site.broker.clock.now_ms()
+    now_ms = context.broker.clock.now_ms()
     entries = [
-        Committed(name, stream.name, number_, stream.partition(number_).log_id, offset, -1, "", now_ms)
+        CommittedOffset(name, stream.name, number_, stream.partition(number_).log_id, offset, -1, "", now_ms)
         for number_, offset in offsets.items()
     ]
     done: asyncio.Future[HeadraceError | None] = asyncio.get_running_loop().create_future()
@@ -212,23 +213,23 @@ async def _commit(site: HttpContext, name: str, stream: Stream, offsets: Mapping
         raise error
 
 
-def _topics(site: HttpContext, name: str, kind: str) -> set[str]:
+def _topics(context: HttpContext, name: str, kind: str) -> set[str]:
     if kind == "cursor":
-        return {position.stream.name for position in site.broker.cursors.positions(name)}
-    return {topic for topic, _ in site.broker.coordination.groups.offsets.of(name)}
+        return {position.stream.name for position in context.broker.cursors.positions(name)}
+    return {topic for topic, _ in context.broker.coordination.groups.offsets.of(name)}
 
 
-async def delete(site: HttpContext, request: Request) -> Response:
+async def delete(context: HttpContext, request: Request) -> Response:
     name, kind = name_of(request, "group"), request.path_params["kind"]
     if kind != "cursor":
         caller_of(request).read(name)
-    for topic in _topics(site, name, kind):
+    for topic in _topics(context, name, kind):
         caller_of(request).read(topic)
     if kind == "cursor":
-        await site.broker.cursors.delete(name)
+        await context.broker.cursors.delete(name)
         return no_content()
     done: asyncio.Future[HeadraceError | None] = asyncio.get_running_loop().create_future()
-    site.broker.coordination.groups.delete(name, lambda error: None if done.done() else done.set_result(error))
+    context.broker.coordination.groups.delete(name, lambda error: None if done.done() else done.set_result(error))
     error = await done
     if error is not None:
         raise error

@@ -34,9 +34,9 @@ def with_rates(counters: Mapping[str, int], rates: Mapping[str, float]) -> JsonO
     return stats
 
 
-def measured(site: HttpContext, key: tuple[str, ...], counters: Mapping[str, int]) -> JsonObject:
+def measured(context: HttpContext, key: tuple[str, ...], counters: Mapping[str, int]) -> JsonObject:
     """The counters with their rates since the last request."""
-    return with_rates(counters, site.rates.of(key, site.broker.clock.monotonic(), counters))
+    return with_rates(counters, context.rates.of(key, context.broker.clock.monotonic(), counters))
 
 
 def queue_counters(queue: Queue) -> dict[str, int]:
@@ -68,18 +68,18 @@ async def vhost_counters(host: VirtualHost) -> dict[str, int]:
     }
 
 
-def queue_json(site: HttpContext, queue: Queue, *, with_samples: bool) -> JsonObject:
+def queue_json(context: HttpContext, queue: Queue, *, with_samples: bool) -> JsonObject:
     """The messages in a queue, how fast they become more or fewer, and its message_stats. The samples of the lengths
     are those of this request and the one before, since nothing is recorded for queues that no client asks about."""
     ready, unacked, counters = queue.ready, queue.unacked, queue_counters(queue)
     levels = {"messages": ready + unacked, "messages_ready": ready, "messages_unacknowledged": unacked}
-    now_s = site.broker.clock.monotonic()
-    sample = site.rates.sample(("queue", queue.vhost.name, queue.name), now_s, counters, levels)
+    now_s = context.broker.clock.monotonic()
+    sample = context.rates.sample(("queue", queue.vhost.name, queue.name), now_s, counters, levels)
     shape: JsonObject = {}
     for name, value in levels.items():
         details: JsonObject = {"rate": round(sample.rates[name], 2)}
         if with_samples:
-            now_ms = site.broker.clock.now_ms()
+            now_ms = context.broker.clock.now_ms()
             details["samples"] = [{"timestamp": now_ms, "sample": value}]
             if sample.before is not None:
                 at_s, before = sample.before
@@ -99,11 +99,11 @@ def idle_since(queue: Queue) -> str | None:
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
-def head_timestamp(site: HttpContext, queue: Queue) -> int | None:
+def head_timestamp(context: HttpContext, queue: Queue) -> int | None:
     """The timestamp property of the oldest message that is not settled. None also if it is not in memory: a list of
     queues must not wait for the disk. Kept until another message is the oldest."""
     lows = tuple(view.low for view in queue.views)
-    known = site.heads.get(queue)
+    known = context.heads.get(queue)
     if known is not None and known[0] == lows:
         return known[1]
     try:
@@ -112,7 +112,7 @@ def head_timestamp(site: HttpContext, queue: Queue) -> int | None:
         return None
     found = min(stamps, default=None)
     if all(view.low < view.partition.stable_end for view in queue.views):
-        site.heads[queue] = (lows, found)
+        context.heads[queue] = (lows, found)
     return found
 
 

@@ -57,20 +57,20 @@ def rates_between(new: Sample, old: Sample) -> dict[str, float]:
     return rate
 
 
-def recent_rates(site: HttpContext) -> tuple[Sample, dict[str, float]]:
-    samples = site.broker.history.samples
-    new = site.broker.history.latest()
+def recent_rates(context: HttpContext) -> tuple[Sample, dict[str, float]]:
+    samples = context.broker.history.samples
+    new = context.broker.history.latest()
     old = samples[max(0, len(samples) - 1 - round(RATE_WINDOW_S))]
     return new, rates_between(new, old)
 
 
-def totals(site: HttpContext) -> tuple[JsonObject, JsonObject]:
+def totals(context: HttpContext) -> tuple[JsonObject, JsonObject]:
     """Queue totals and message statistics of the whole broker."""
-    sample, rate = recent_rates(site)
+    sample, rate = recent_rates(context)
     counters = {
         "publish": sum(sample.messages_in.values()),
         **sample.traffic,
-        "disk_reads": site.broker.storage.counters.records_read,
+        "disk_reads": context.broker.storage.counters.records_read,
         "disk_writes": sample.records_written,
     }
     rates = {"publish": rate["published"], "disk_writes": rate["records_written"]}
@@ -89,7 +89,7 @@ def queue_totals(ready: int, unacked: int) -> JsonObject:
     }
 
 
-async def totals_of(site: HttpContext, queues: list[Queue], user: str) -> tuple[JsonObject, JsonObject]:
+async def totals_of(context: HttpContext, queues: list[Queue], user: str) -> tuple[JsonObject, JsonObject]:
     """The same for some queues, for a user who may see only those."""
     yielding = YieldEvery()
     ready = sum(await yielding.map(lambda queue: 0 if queue.is_stream else queue.ready, queues))
@@ -97,18 +97,18 @@ async def totals_of(site: HttpContext, queues: list[Queue], user: str) -> tuple[
     counters: Counter[str] = Counter(dict.fromkeys(("publish", "deliver_get", "ack"), 0))
     async for queue in yielding.each(queues):
         counters.update(message_stats.queue_counters(queue))
-    rates = site.rates.of(("overview", user), site.broker.clock.monotonic(), counters)
+    rates = context.rates.of(("overview", user), context.broker.clock.monotonic(), counters)
     return queue_totals(ready, unacked), message_stats.with_rates(counters, rates)
 
 
-async def overview(site: HttpContext, request: Request) -> Response:
-    hosts, caller = visible_hosts(site, request), caller_of(request)
-    clients = visible_clients(site, request)
+async def overview(context: HttpContext, request: Request) -> Response:
+    hosts, caller = visible_hosts(context, request), caller_of(request)
+    clients = visible_clients(context, request)
     yielding = YieldEvery()
     channels = sum(await yielding.map(lambda client: len(client.describe_channels()), clients))
     queues = [queue for host in hosts for queue in host.queues.values()]
     is_monitor = caller.is_one_of(MONITORING)
-    depths, stats = totals(site) if is_monitor else await totals_of(site, queues, caller.name)
+    depths, stats = totals(context) if is_monitor else await totals_of(context, queues, caller.name)
     consumers = sum(await yielding.map(lambda queue: len(queue.consumers), queues))
     return object_response(
         request,
@@ -120,7 +120,7 @@ async def overview(site: HttpContext, request: Request) -> Response:
             "rates_mode": "basic",
             "sample_retention_policies": {"global": [600], "basic": [600], "detailed": [600]},
             "exchange_types": [{"name": kind, "description": "", "enabled": True} for kind in KIND_NAMES],
-            "cluster_name": site.broker.global_parameters.cluster_name,
+            "cluster_name": context.broker.global_parameters.cluster_name,
             "cluster_tags": {},
             "node_tags": {},
             "default_queue_type": "classic",
@@ -131,7 +131,7 @@ async def overview(site: HttpContext, request: Request) -> Response:
             "is_op_policy_updating_enabled": True,
             "enable_queue_totals": True,
             "message_stats": stats,
-            "churn_rates": churn(site),
+            "churn_rates": churn(context),
             "queue_totals": depths,
             "object_totals": {
                 "channels": channels,
@@ -142,14 +142,14 @@ async def overview(site: HttpContext, request: Request) -> Response:
             },
             "statistics_db_event_queue": 0,
             "node": NODE,
-            "listeners": listeners(site),
-            "contexts": [{"node": NODE, **context} for context in contexts(site)],
+            "listeners": listeners(context),
+            "contexts": [{"node": NODE, **context} for context in contexts(context)],
         },
     )
 
 
-def churn(site: HttpContext) -> JsonObject:
-    opened = sum(listener.connections_total for listener in site.broker.stats.listeners.values())
+def churn(context: HttpContext) -> JsonObject:
+    opened = sum(listener.connections_total for listener in context.broker.stats.listeners.values())
     names = (
         "connection_created",
         "connection_closed",
@@ -166,9 +166,9 @@ def churn(site: HttpContext) -> JsonObject:
     return shape
 
 
-def listeners(site: HttpContext) -> list[JsonObject]:
+def listeners(context: HttpContext) -> list[JsonObject]:
     found = []
-    for listener, addresses in site.addresses.items():
+    for listener, addresses in context.addresses.items():
         for address in addresses:
             host, _, port = address.rpartition(":")
             found.append(
@@ -178,20 +178,20 @@ def listeners(site: HttpContext) -> list[JsonObject]:
                     "ip_address": host.strip("[]"),
                     "port": int(port),
                     "socket_opts": {},
-                    "tls": site.config.has_tls(listener),
+                    "tls": context.config.has_tls(listener),
                 }
             )
     return found
 
 
-def contexts(site: HttpContext) -> list[JsonObject]:
+def contexts(context: HttpContext) -> list[JsonObject]:
     """RabbitMQ's "web contexts": the ports of this API, as strings."""
-    ports = [str(listener["port"]) for listener in listeners(site) if listener["protocol"] == "http"]
+    ports = [str(listener["port"]) for listener in listeners(context) if listener["protocol"] == "http"]
     return [{"description": "Headrace", "path": "/", "port": port} for port in dict.fromkeys(ports)]
 
 
-def node_json(site: HttpContext) -> JsonObject:
-    broker = site.broker
+def node_json(context: HttpContext) -> JsonObject:
+    broker = context.broker
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         free = int(broker.disk.free_bytes(broker.config.data_dir))
@@ -238,7 +238,7 @@ def node_json(site: HttpContext) -> JsonObject:
         "exchange_types": [{"name": kind, "description": "", "enabled": True} for kind in KIND_NAMES],
         "auth_mechanisms": [{"name": "PLAIN", "description": "", "enabled": True}],
         "applications": [{"name": "rabbit", "description": "Headrace", "version": RABBITMQ_VERSION}],
-        "contexts": contexts(site),
+        "contexts": contexts(context),
         "partitions": [],
         "cluster_links": [],
         "metrics_gc_queue_length": {},
@@ -261,8 +261,8 @@ def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines()
 
 
-async def nodes(site: HttpContext, request: Request) -> Response:
-    return await listing(site, request, [node_json(site)], lambda shape: shape)
+async def nodes(context: HttpContext, request: Request) -> Response:
+    return await listing(context, request, [node_json(context)], lambda shape: shape)
 
 
 def _check_node(request: Request) -> None:
@@ -270,24 +270,24 @@ def _check_node(request: Request) -> None:
         raise NotFound("unknown node")
 
 
-async def node(site: HttpContext, request: Request) -> Response:
+async def node(context: HttpContext, request: Request) -> Response:
     _check_node(request)
-    return object_response(request, node_json(site))
+    return object_response(request, node_json(context))
 
 
-async def node_memory(site: HttpContext, request: Request) -> Response:
+async def node_memory(context: HttpContext, request: Request) -> Response:
     _check_node(request)
     used = memory_bytes()
     total = {"erlang": used, "rss": used, "allocated": used}
     return json_response({"memory": {"total": total, "strategy": "rss", "other_proc": used}})
 
 
-async def version(site: HttpContext, request: Request) -> Response:
+async def version(context: HttpContext, request: Request) -> Response:
     """The version of RabbitMQ whose API this is: tools choose by it what to ask for."""
     return json_response(RABBITMQ_VERSION)
 
 
-async def deprecated_features(site: HttpContext, request: Request) -> Response:
+async def deprecated_features(context: HttpContext, request: Request) -> Response:
     """RabbitMQ's deprecated features, and whether this broker has them."""
     return json_response(
         [
@@ -304,26 +304,26 @@ async def deprecated_features(site: HttpContext, request: Request) -> Response:
     )
 
 
-async def empty(site: HttpContext, request: Request) -> Response:
+async def empty(context: HttpContext, request: Request) -> Response:
     return json_response([])
 
 
-async def nothing(site: HttpContext, request: Request) -> Response:
+async def nothing(context: HttpContext, request: Request) -> Response:
     return json_response({})
 
 
-async def extensions(site: HttpContext, request: Request) -> Response:
+async def extensions(context: HttpContext, request: Request) -> Response:
     return json_response([{"javascript": "dispatcher.js"}])
 
 
-async def auth(site: HttpContext, request: Request) -> Response:
+async def auth(context: HttpContext, request: Request) -> Response:
     return json_response({"oauth_enabled": False})
 
 
 # Virtual hosts
 
 
-async def vhost_json(site: HttpContext, host: VirtualHost) -> JsonObject:
+async def vhost_json(context: HttpContext, host: VirtualHost) -> JsonObject:
     yielding, queues = YieldEvery(), list(host.queues.values())
     ready = sum(await yielding.map(lambda queue: 0 if queue.is_stream else queue.ready, queues))
     unacked = sum(await yielding.map(lambda queue: queue.unacked, queues))
@@ -337,33 +337,37 @@ async def vhost_json(site: HttpContext, host: VirtualHost) -> JsonObject:
         "messages": ready + unacked,
         "messages_ready": ready,
         "messages_unacknowledged": unacked,
-        "message_stats": message_stats.measured(site, ("vhost", host.name), await message_stats.vhost_counters(host)),
+        "message_stats": message_stats.measured(
+            context, ("vhost", host.name), await message_stats.vhost_counters(host)
+        ),
         "protected_from_deletion": False,
     }
 
 
-async def vhosts(site: HttpContext, request: Request) -> Response:
-    shaped = [await vhost_json(site, host) for host in sorted(visible_hosts(site, request), key=lambda host: host.name)]
-    return await listing(site, request, shaped, lambda shape: shape)
+async def vhosts(context: HttpContext, request: Request) -> Response:
+    shaped = [
+        await vhost_json(context, host) for host in sorted(visible_hosts(context, request), key=lambda host: host.name)
+    ]
+    return await listing(context, request, shaped, lambda shape: shape)
 
 
-async def vhost(site: HttpContext, request: Request) -> Response:
-    return object_response(request, await vhost_json(site, host_of(site, request)))
+async def vhost(context: HttpContext, request: Request) -> Response:
+    return object_response(request, await vhost_json(context, host_of(context, request)))
 
 
-async def put_vhost(site: HttpContext, request: Request) -> Response:
+async def put_vhost(context: HttpContext, request: Request) -> Response:
     name = name_of(request, "vhost")
-    known = any(host.name == name for host in site.broker.vhosts)
+    known = any(host.name == name for host in context.broker.vhosts)
     metadata = parse_metadata(await parameters.body_of(request))
-    await site.broker.vhosts.create(name, caller_of(request).name, metadata)
+    await context.broker.vhosts.create(name, caller_of(request).name, metadata)
     return parameters.created(new=not known)
 
 
-async def delete_vhost(site: HttpContext, request: Request) -> Response:
-    host = host_of(site, request)
+async def delete_vhost(context: HttpContext, request: Request) -> Response:
+    host = host_of(context, request)
     if host.name == "/":
         raise Conflict("the default virtual host cannot be deleted")
-    await site.broker.vhosts.delete(host.name)
+    await context.broker.vhosts.delete(host.name)
     return parameters.no_content()
 
 
@@ -374,35 +378,35 @@ def _limits(hosts: Iterable[VirtualHost]) -> list[JsonObject]:
     return [{"vhost": host.name, "value": host.limits} for host in hosts if host.limits]
 
 
-async def vhost_limits(site: HttpContext, request: Request) -> Response:
-    return await listing(site, request, _limits(visible_hosts(site, request)), lambda shape: shape)
+async def vhost_limits(context: HttpContext, request: Request) -> Response:
+    return await listing(context, request, _limits(visible_hosts(context, request)), lambda shape: shape)
 
 
-async def limits_of_vhost(site: HttpContext, request: Request) -> Response:
-    return await listing(site, request, _limits([host_of(site, request)]), lambda shape: shape)
+async def limits_of_vhost(context: HttpContext, request: Request) -> Response:
+    return await listing(context, request, _limits([host_of(context, request)]), lambda shape: shape)
 
 
-async def put_vhost_limit(site: HttpContext, request: Request) -> Response:
-    host, name = host_of(site, request), name_of(request, "limit")
+async def put_vhost_limit(context: HttpContext, request: Request) -> Response:
+    host, name = host_of(context, request), name_of(request, "limit")
     value = parameters.number(
         (await parameters.body_of(request)).get("value"), "value", least=-LIMIT_MAX, most=LIMIT_MAX
     )
-    await site.broker.vhosts.set_limits(host.name, {name: value})
+    await context.broker.vhosts.set_limits(host.name, {name: value})
     return parameters.no_content()
 
 
-async def delete_vhost_limit(site: HttpContext, request: Request) -> Response:
+async def delete_vhost_limit(context: HttpContext, request: Request) -> Response:
     """Succeeds for a limit that is not set, too, as in RabbitMQ."""
-    await site.broker.vhosts.set_limits(host_of(site, request).name, {name_of(request, "limit"): None})
+    await context.broker.vhosts.set_limits(host_of(context, request).name, {name_of(request, "limit"): None})
     return parameters.no_content()
 
 
 # Health checks
 
 
-async def aliveness(site: HttpContext, request: Request) -> Response:
+async def aliveness(context: HttpContext, request: Request) -> Response:
     """Publishes a message to a durable queue and reads it back."""
-    host, caller = host_of(site, request), caller_of(request)
+    host, caller = host_of(context, request), caller_of(request)
     caller.configure(ALIVENESS_QUEUE, host.name)
     caller.write("", host.name)
     caller.read(ALIVENESS_QUEUE, host.name)
@@ -410,7 +414,7 @@ async def aliveness(site: HttpContext, request: Request) -> Response:
         ALIVENESS_QUEUE, durable=True, exclusive=False, auto_delete=False, arguments={}, owner=None
     )
     message = Message("", ALIVENESS_QUEUE, NO_PROPERTIES, b"test_message")
-    await publish_message(host, site.broker.pressure, message, [ALIVENESS_QUEUE])
+    await publish_message(host, context.broker.pressure, message, [ALIVENESS_QUEUE])
     found = queue.get()
     if found is None:
         return json_response({"status": "failed", "reason": "the test message was not returned"}, 503)
@@ -418,47 +422,49 @@ async def aliveness(site: HttpContext, request: Request) -> Response:
     return json_response({"status": "ok"})
 
 
-async def node_health(site: HttpContext, request: Request) -> Response:
+async def node_health(context: HttpContext, request: Request) -> Response:
     _check_node(request)
-    return await health(site, request)
+    return await health(context, request)
 
 
-async def health(site: HttpContext, request: Request) -> Response:
-    reason = site.broker.why_not_ready()
+async def health(context: HttpContext, request: Request) -> Response:
+    reason = context.broker.why_not_ready()
     if reason is None:
         return json_response({"status": "ok"})
     return json_response({"status": "failed", "reason": reason}, 503)
 
 
-async def health_certificate(site: HttpContext, request: Request) -> Response:
+async def health_certificate(context: HttpContext, request: Request) -> Response:
     """Fails if the TLS certificate expires within the given time; succeeds without TLS."""
     unit, within = name_of(request, "unit"), whole_number(name_of(request, "within"), most=2**31)
     if unit not in DAYS:
         raise InvalidInput(f"the unit must be one of {', '.join(DAYS)}, not {unit[:80]!r}")
     if within is None:
         raise InvalidInput("the time must be an integer")
-    expires_s = site.broker.stats.certificate_expires_s
-    left_s = None if expires_s is None else expires_s() - site.broker.clock.now_ms() / 1000
+    expires_s = context.broker.stats.certificate_expires_s
+    left_s = None if expires_s is None else expires_s() - context.broker.clock.now_ms() / 1000
     if left_s is None or left_s > within * DAYS[unit] * 86_400:
         return json_response({"status": "ok"})
     end = f"expires in {left_s / 86_400:.1f} days" if left_s > 0 else "has expired"
     reason = f"the TLS certificate {end}"
-    return json_response({"status": "failed", "reason": reason, "expired": [{"cert_path": site.config.tls_cert}]}, 503)
+    return json_response(
+        {"status": "failed", "reason": reason, "expired": [{"cert_path": context.config.tls_cert}]}, 503
+    )
 
 
-async def health_port(site: HttpContext, request: Request) -> Response:
+async def health_port(context: HttpContext, request: Request) -> Response:
     port = whole_number(name_of(request, "port"))
     if port is None:
         raise InvalidInput("the port must be an integer")
-    ports = [listener["port"] for listener in listeners(site)]
+    ports = [listener["port"] for listener in listeners(context)]
     if port in ports:
         return json_response({"status": "ok", "port": port})
     return json_response({"status": "failed", "reason": "No active listener", "missing": port, "ports": ports}, 503)
 
 
-async def health_protocol(site: HttpContext, request: Request) -> Response:
+async def health_protocol(context: HttpContext, request: Request) -> Response:
     wanted = {"amqp091": "amqp", "amqp": "amqp", "http": "http", "kafka": "kafka"}.get(name_of(request, "protocol"))
-    if wanted in site.addresses:
+    if wanted in context.addresses:
         return json_response({"status": "ok", "protocol": name_of(request, "protocol")})
-    reason: dict[str, Any] = {"status": "failed", "reason": "No active listener", "protocols": list(site.addresses)}
+    reason: dict[str, Any] = {"status": "failed", "reason": "No active listener", "protocols": list(context.addresses)}
     return json_response(reason, 503)

@@ -197,7 +197,7 @@ def matcher(query: Mapping[str, str]) -> Callable[[str], bool]:
 
 
 async def listing(
-    site: HttpContext,
+    context: HttpContext,
     request: Request,
     items: Iterable[T],
     shape: Callable[[T], JsonObject],
@@ -215,7 +215,7 @@ async def listing(
     paged = "page" in query or flag(query.get("pagination"))
     yielding = YieldEvery()
     everything = list(items)
-    await yielding.rest()
+    await yielding.maybe_yield()
     total = len(everything)
     if columns and quick is not None and all(column in quick for column in columns):
         getters = [(column, quick[column]) for column in columns]
@@ -255,11 +255,11 @@ async def _sorted(yielding: YieldEvery, items: Sequence[T], value: Callable[[T],
     keys: list[Any] = await yielding.map(value, items)
     if not (all(type(key) is int for key in keys) or all(type(key) is str for key in keys)):
         keys = await yielding.map(comparable, keys)  # of mixed types: made comparable, which is four times slower
-    await yielding.rest()
+    await yielding.maybe_yield()
     order = sorted(range(len(keys)), key=keys.__getitem__)
     if reverse:
         order.reverse()
-    await yielding.rest()
+    await yielding.maybe_yield()
     return [items[at] for at in order]
 
 
@@ -273,7 +273,7 @@ async def _whole_list(
         if at:
             pieces.append(b",")
         pieces.append(encode([with_columns(s, columns) for s in shapes] if columns else shapes)[1:-1])
-        await yielding.rest()
+        await yielding.maybe_yield()
     return PiecewiseResponse([*pieces, b"]"], {"cache-control": "no-store"}, media_type=JSON)
 
 

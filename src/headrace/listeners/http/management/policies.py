@@ -26,28 +26,28 @@ def is_operator(request: Request) -> bool:
     return str(request.scope["path"]).startswith("/api/operator-policies")
 
 
-async def list_all(site: HttpContext, request: Request) -> Response:
-    seen = {host.name for host in visible_hosts(site, request)}
-    found = [policy for policy in site.broker.policies.list(operator=is_operator(request)) if policy.vhost in seen]
-    return await listing(site, request, found, representations.policy_json)
+async def list_all(context: HttpContext, request: Request) -> Response:
+    seen = {host.name for host in visible_hosts(context, request)}
+    found = [policy for policy in context.broker.policies.list(operator=is_operator(request)) if policy.vhost in seen]
+    return await listing(context, request, found, representations.policy_json)
 
 
-async def list_in_vhost(site: HttpContext, request: Request) -> Response:
-    found = site.broker.policies.list(host_of(site, request).name, operator=is_operator(request))
-    return await listing(site, request, found, representations.policy_json)
+async def list_in_vhost(context: HttpContext, request: Request) -> Response:
+    found = context.broker.policies.list(host_of(context, request).name, operator=is_operator(request))
+    return await listing(context, request, found, representations.policy_json)
 
 
-async def get(site: HttpContext, request: Request) -> Response:
-    host, name = host_of(site, request), name_of(request, "name")
-    found = site.broker.policies.get(host.name, name, operator=is_operator(request))
+async def get(context: HttpContext, request: Request) -> Response:
+    host, name = host_of(context, request), name_of(request, "name")
+    found = context.broker.policies.get(host.name, name, operator=is_operator(request))
     return object_response(request, representations.policy_json(found))
 
 
-async def put(site: HttpContext, request: Request) -> Response:
-    host, name = host_of(site, request), name_of(request, "name")
+async def put(context: HttpContext, request: Request) -> Response:
+    host, name = host_of(context, request), name_of(request, "name")
     operator = is_operator(request)
-    known = any(p.name == name for p in site.broker.policies.list(host.name, operator=operator))
-    await site.broker.policies.put(parse(host.name, name, await body_of(request)), operator=operator)
+    known = any(p.name == name for p in context.broker.policies.list(host.name, operator=operator))
+    await context.broker.policies.put(parse(host.name, name, await body_of(request)), operator=operator)
     return parameters.created(new=not known)
 
 
@@ -62,7 +62,7 @@ def parse(vhost: str, name: str, fields: Mapping[str, Any]) -> Policy:
     )
 
 
-async def delete(site: HttpContext, request: Request) -> Response:
-    host, name = host_of(site, request), name_of(request, "name")
-    await site.broker.policies.delete(host.name, name, operator=is_operator(request))
+async def delete(context: HttpContext, request: Request) -> Response:
+    host, name = host_of(context, request), name_of(request, "name")
+    await context.broker.policies.delete(host.name, name, operator=is_operator(request))
     return parameters.no_content()

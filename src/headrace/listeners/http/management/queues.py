@@ -37,42 +37,42 @@ GET_BYTES_MAX = 16 << 20
 ACK_MODES = ("ack_requeue_true", "reject_requeue_true", "ack_requeue_false", "reject_requeue_false")
 
 
-def host_of(site: HttpContext, request: Request) -> VirtualHost:
-    return site.broker.vhosts.get(name_of(request, "vhost"))
+def host_of(context: HttpContext, request: Request) -> VirtualHost:
+    return context.broker.vhosts.get(name_of(request, "vhost"))
 
 
-def queue_of(site: HttpContext, request: Request) -> Queue:
-    host, name = host_of(site, request), name_of(request, "name")
+def queue_of(context: HttpContext, request: Request) -> Queue:
+    host, name = host_of(context, request), name_of(request, "name")
     found = host.queues.get(name)
     return host.queue(name, found.owner if found is not None else None)
 
 
-def all_queues(site: HttpContext, hosts: Iterable[VirtualHost]) -> list[Queue]:
+def all_queues(context: HttpContext, hosts: Iterable[VirtualHost]) -> list[Queue]:
     """All queues by name, including topics with one partition: AMQP clients see those as queues."""
     found: list[Queue] = []
     for host in hosts:
-        for stream in site.broker.streams:
+        for stream in context.broker.streams:
             if stream.kind == "topic" and stream.vhost == host.name:
                 host.find_topic(stream.name)
         found += map(host.queues.__getitem__, sorted(host.queues))
     return found
 
 
-async def list_all(site: HttpContext, request: Request) -> Response:
-    return await _list(site, request, all_queues(site, visible_hosts(site, request)))
+async def list_all(context: HttpContext, request: Request) -> Response:
+    return await _list(context, request, all_queues(context, visible_hosts(context, request)))
 
 
-async def list_in_vhost(site: HttpContext, request: Request) -> Response:
-    return await _list(site, request, all_queues(site, [host_of(site, request)]))
+async def list_in_vhost(context: HttpContext, request: Request) -> Response:
+    return await _list(context, request, all_queues(context, [host_of(context, request)]))
 
 
-async def _list(site: HttpContext, request: Request, queues: Iterable[Queue]) -> Response:
+async def _list(context: HttpContext, request: Request, queues: Iterable[Queue]) -> Response:
     with_samples = _wants_samples(request)
     return await listing(
-        site,
+        context,
         request,
         queues,
-        lambda queue: representations.queue_json(site, queue, with_samples=with_samples),
+        lambda queue: representations.queue_json(context, queue, with_samples=with_samples),
         name=lambda queue: queue.name,
         quick=representations.QUEUE_COLUMNS,
     )
@@ -83,13 +83,13 @@ def _wants_samples(request: Request) -> bool:
     return "lengths_age" in query and "lengths_incr" in query
 
 
-async def get(site: HttpContext, request: Request) -> Response:
-    queue = queue_of(site, request)
+async def get(context: HttpContext, request: Request) -> Response:
+    queue = queue_of(context, request)
     await message_stats.load_head(queue)
-    shape = representations.queue_json(site, queue, with_samples=_wants_samples(request))
+    shape = representations.queue_json(context, queue, with_samples=_wants_samples(request))
     shape["consumer_details"] = [
         consumer
-        for client in site.broker.clients.all()
+        for client in context.broker.clients.all()
         for consumer in client.describe_consumers()
         if consumer["queue"] == {"name": queue.name, "vhost": queue.vhost.name}
     ]
@@ -98,8 +98,8 @@ async def get(site: HttpContext, request: Request) -> Response:
     return object_response(request, shape)
 
 
-async def put(site: HttpContext, request: Request) -> Response:
-    host, name = host_of(site, request), name_of(request, "name")
+async def put(context: HttpContext, request: Request) -> Response:
+    host, name = host_of(context, request), name_of(request, "name")
     fields = await body_of(request)
     known = name in host.queues
     arguments = table(fields.get("arguments"), "arguments")
@@ -121,9 +121,9 @@ async def put(site: HttpContext, request: Request) -> Response:
     return parameters.created(new=not known)
 
 
-async def delete(site: HttpContext, request: Request) -> Response:
-    queue, query = queue_of(site, request), parameters.query_of(request)
-    await site.broker.vhosts.get(queue.vhost.name).delete_queue(
+async def delete(context: HttpContext, request: Request) -> Response:
+    queue, query = queue_of(context, request), parameters.query_of(request)
+    await context.broker.vhosts.get(queue.vhost.name).delete_queue(
         queue.name,
         queue.owner,
         if_unused=flag(query.get("if-unused")),
@@ -132,15 +132,15 @@ async def delete(site: HttpContext, request: Request) -> Response:
     return parameters.no_content()
 
 
-async def purge(site: HttpContext, request: Request) -> Response:
-    queue = queue_of(site, request)
+async def purge(context: HttpContext, request: Request) -> Response:
+    queue = queue_of(context, request)
     await queue.purge()
     return parameters.no_content()
 
 
-async def bindings(site: HttpContext, request: Request) -> Response:
-    queue = queue_of(site, request)
-    return json_response(queue_bindings(site.broker.vhosts.get(queue.vhost.name), queue))
+async def bindings(context: HttpContext, request: Request) -> Response:
+    queue = queue_of(context, request)
+    return json_response(queue_bindings(context.broker.vhosts.get(queue.vhost.name), queue))
 
 
 def queue_bindings(host: VirtualHost, queue: Queue) -> list[JsonObject]:
@@ -150,14 +150,14 @@ def queue_bindings(host: VirtualHost, queue: Queue) -> list[JsonObject]:
     ]
 
 
-async def actions(site: HttpContext, request: Request) -> Response:
+async def actions(context: HttpContext, request: Request) -> Response:
     """Accepts sync and cancel_sync, which have no effect without mirrored queues."""
-    queue_of(site, request)
+    queue_of(context, request)
     return parameters.no_content()
 
 
-async def get_messages(site: HttpContext, request: Request) -> Response:
-    queue = queue_of(site, request)
+async def get_messages(context: HttpContext, request: Request) -> Response:
+    queue = queue_of(context, request)
     fields = await body_of(request)
     count = number(fields.get("count"), "count", 1, least=1, most=GET_COUNT_MAX)
     mode = fields.get("ackmode")
@@ -169,7 +169,7 @@ async def get_messages(site: HttpContext, request: Request) -> Response:
     if encoding not in ("auto", "base64"):
         raise InvalidInput("encoding must be auto or base64")
     truncate = number(fields.get("truncate"), "truncate", GET_BYTES_MAX)
-    taken = await _peek_stream(site, queue, count) if queue.is_stream else await _take(queue, count, mode, truncate)
+    taken = await _peek_stream(context, queue, count) if queue.is_stream else await _take(queue, count, mode, truncate)
     always_base64 = encoding == "base64"
     pieces, turns = [b"["], YieldEvery()
     for message, redelivered, remaining in taken:
@@ -180,7 +180,7 @@ async def get_messages(site: HttpContext, request: Request) -> Response:
         else:
             pieces += await in_read_thread(partial(payload_pieces, shape, payload, always_base64=always_base64))
         pieces.append(b",")
-        await turns.rest()
+        await turns.maybe_yield()
     pieces[-1:] = [b"]"] if taken else [b"[]"]
     return pieces_response(pieces, {"cache-control": "no-store"}, JSON)
 
@@ -220,11 +220,11 @@ async def _take(queue: Queue, count: int, mode: str, payload_bytes_max: int) -> 
     return [(message, redelivered, remaining) for _, _, message, redelivered, remaining in taken]
 
 
-async def _peek_stream(site: HttpContext, queue: Queue, count: int) -> list[tuple[Message, bool, int]]:
+async def _peek_stream(context: HttpContext, queue: Queue, count: int) -> list[tuple[Message, bool, int]]:
     """The first messages of a stream, which are not consumed."""
-    stream = site.broker.streams.get(queue.name, queue.vhost.name)
+    stream = context.broker.streams.get(queue.name, queue.vhost.name)
     partition = stream.partitions[0]
     start = partition.start_offset
-    page = await site.broker.read(stream, partition, start, limit=count, bytes_max=GET_BYTES_MAX)
+    page = await context.broker.read(stream, partition, start, limit=count, bytes_max=GET_BYTES_MAX)
     end = partition.end_offset
     return [(from_record(record), False, end - record.offset - 1) for record in page.records]

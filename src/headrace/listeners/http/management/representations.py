@@ -25,8 +25,8 @@ DEFAULT_EXCHANGE = "amq.default"
 USER = "guest"
 
 
-def queue_json(site: HttpContext, queue: Queue, *, with_samples: bool = False) -> JsonObject:
-    messages = message_stats.queue_json(site, queue, with_samples=with_samples)
+def queue_json(context: HttpContext, queue: Queue, *, with_samples: bool = False) -> JsonObject:
+    messages = message_stats.queue_json(context, queue, with_samples=with_samples)
     consumers = len(queue.consumers)
     size = sum(view.partition.size_bytes for view in queue.views)
     policy = queue.policy
@@ -72,7 +72,7 @@ def queue_json(site: HttpContext, queue: Queue, *, with_samples: bool = False) -
     if idle_since is not None:  # as in RabbitMQ, only while it is idle
         shape["idle_since"] = idle_since
     if not queue.is_stream:
-        shape["head_message_timestamp"] = message_stats.head_timestamp(site, queue)
+        shape["head_message_timestamp"] = message_stats.head_timestamp(context, queue)
     if policy.kind != CLASSIC:
         shape |= {"leader": NODE, "members": [NODE], "online": [NODE]}
     return shape
@@ -113,7 +113,7 @@ def effective(queue: Queue) -> JsonObject:
     return {name: getattr(now, field) for field, name in names.items() if getattr(now, field) != getattr(own, field)}
 
 
-def exchange_json(site: HttpContext, vhost: str, exchange: Exchange) -> JsonObject:
+def exchange_json(context: HttpContext, vhost: str, exchange: Exchange) -> JsonObject:
     return {
         "name": exchange.name,
         "vhost": vhost,
@@ -124,7 +124,7 @@ def exchange_json(site: HttpContext, vhost: str, exchange: Exchange) -> JsonObje
         "arguments": exchange.arguments,
         "policy": exchange.policy_name,
         "message_stats": message_stats.measured(
-            site, ("exchange", vhost, exchange.name), message_stats.exchange_counters(exchange)
+            context, ("exchange", vhost, exchange.name), message_stats.exchange_counters(exchange)
         ),
         "user_who_performed_action": "rmq-internal" if not exchange.name or exchange.name[:4] == "amq." else USER,
     }

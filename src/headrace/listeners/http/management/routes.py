@@ -1,12 +1,16 @@
 """Routes of the management API with the permission each one needs, and its error responses."""
 
+import asyncio
 import logging
+from importlib import import_module
 
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace import errors
+from headrace.broker.schemas.topic import TOPIC
 from headrace.listeners.http.management import (
     browse,
     connections,
@@ -19,11 +23,11 @@ from headrace.listeners.http.management import (
     policies,
     queues,
     runtime_parameters,
-    schemas,
     streams,
     users,
 )
 from headrace.listeners.http.management.parameters import json_response
+from headrace.listeners.http.server.authentication import Caller
 from headrace.listeners.http.server.authorization import (
     Handler,
     Need,
@@ -46,6 +50,28 @@ from headrace.listeners.http.server.requests import ClientDisconnected
 logger = logging.getLogger("headrace.http")
 BETWEEN = "/bindings/{vhost}/e/{source}/{kind}/{destination}"
 TOPIC_PERMISSION = "/topic-permissions/{vhost}/{name}"
+
+
+def _reads_schemas(caller: Caller, request: Request) -> None:
+    management(caller, request)
+    caller.read(TOPIC)
+
+
+def _schemas(name: str) -> Handler:
+    """A handler of schemas.py, which is imported when the first of them runs, in a thread: it takes some ten
+    milliseconds, and a broker without schemas does not need it."""
+    found: Handler | None = None
+
+    async def handler(context: HttpContext, request: Request) -> Response:
+        nonlocal found
+        if found is None:
+            module = await asyncio.to_thread(import_module, "headrace.listeners.http.management.schemas")
+            found = getattr(module, name)
+        return await found(context, request)
+
+    return handler
+
+
 ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
     ("GET", "/overview", overview.overview, management),
     ("GET", "/version", overview.version, public),
@@ -196,11 +222,11 @@ ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
     ("GET", "/headrace/dead-letters/{vhost}/{name}", dead_letters.get, management),
     ("GET", "/headrace/dead-letters/{vhost}/{name}/messages", dead_letters.messages, reads_it),
     ("POST", "/headrace/dead-letters/{vhost}/{name}/replay", dead_letters.replay, reads_it),
-    ("GET", "/headrace/registry", schemas.registry, schemas.reads_schemas),
-    ("GET", "/headrace/schemas", schemas.list_subjects, schemas.reads_schemas),
-    ("GET", "/headrace/schemas/{subject}", schemas.get_subject, schemas.reads_schemas),
-    ("GET", "/headrace/schemas/{subject}/versions", schemas.list_versions, schemas.reads_schemas),
-    ("GET", "/headrace/schemas/{subject}/versions/{version}", schemas.get_version, schemas.reads_schemas),
+    ("GET", "/headrace/registry", _schemas("registry"), _reads_schemas),
+    ("GET", "/headrace/schemas", _schemas("list_subjects"), _reads_schemas),
+    ("GET", "/headrace/schemas/{subject}", _schemas("get_subject"), _reads_schemas),
+    ("GET", "/headrace/schemas/{subject}/versions", _schemas("list_versions"), _reads_schemas),
+    ("GET", "/headrace/schemas/{subject}/versions/{version}", _schemas("get_version"), _reads_schemas),
     ("GET", "/headrace/replays", dead_letters.list_replays, management),
     ("GET", "/headrace/replays/{replay}", dead_letters.get_replay, management),
     ("DELETE", "/headrace/replays/{replay}", dead_letters.stop_replay, management),
@@ -211,8 +237,8 @@ PREFIX = "/api"
 class Api:
     """ASGI application for all paths under /api."""
 
-    def __init__(self, site: HttpContext) -> None:
-        self._router = router(site, ROUTES, prefix=PREFIX, always_authenticate=True)
+    def __init__(self, context: HttpContext) -> None:
+        self._router = router(context, ROUTES, prefix=PREFIX, always_authenticate=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]

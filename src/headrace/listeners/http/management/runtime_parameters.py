@@ -35,99 +35,99 @@ LIMITS_NAME = "limits"  # of the only parameter that the component vhost-limits 
 # Of a virtual host
 
 
-async def list_all(site: HttpContext, request: Request) -> Response:
-    hosts = [host_of(site, request)] if "vhost" in request.path_params else visible_hosts(site, request)
+async def list_all(context: HttpContext, request: Request) -> Response:
+    hosts = [host_of(context, request)] if "vhost" in request.path_params else visible_hosts(context, request)
     component = name_of(request, "component") if "component" in request.path_params else None
     found = [
         shape
         for host in hosts
-        for shape in runtime_parameters(site.broker, host)
+        for shape in runtime_parameters(context.broker, host)
         if component in (None, shape["component"])
     ]
-    return await listing(site, request, found, lambda shape: shape)
+    return await listing(context, request, found, lambda shape: shape)
 
 
-def _find(site: HttpContext, request: Request) -> JsonObject:
+def _find(context: HttpContext, request: Request) -> JsonObject:
     component, name = name_of(request, "component"), name_of(request, "name")
-    for shape in runtime_parameters(site.broker, host_of(site, request)):
+    for shape in runtime_parameters(context.broker, host_of(context, request)):
         if (shape["component"], shape["name"]) == (component, name):
             return shape
     raise NotFound(f"no parameter {name[:80]!r} of component {component[:80]!r}")
 
 
-async def get(site: HttpContext, request: Request) -> Response:
-    return object_response(request, _find(site, request))
+async def get(context: HttpContext, request: Request) -> Response:
+    return object_response(request, _find(context, request))
 
 
-async def put(site: HttpContext, request: Request) -> Response:
-    host, component, name = host_of(site, request), name_of(request, "component"), name_of(request, "name")
+async def put(context: HttpContext, request: Request) -> Response:
+    host, component, name = host_of(context, request), name_of(request, "component"), name_of(request, "name")
     fields = await body_of(request)
     if "value" not in fields:
         raise InvalidInput("value is required")
     known = any(
-        (shape["component"], shape["name"]) == (component, name) for shape in runtime_parameters(site.broker, host)
+        (shape["component"], shape["name"]) == (component, name) for shape in runtime_parameters(context.broker, host)
     )
-    await _put(site, host, component, name, table(fields["value"], "value"))
+    await _put(context, host, component, name, table(fields["value"], "value"))
     return parameters.created(new=not known)
 
 
-async def _put(site: HttpContext, host: VirtualHost, component: str, name: str, value: JsonObject) -> None:
+async def _put(context: HttpContext, host: VirtualHost, component: str, name: str, value: JsonObject) -> None:
     if component == OPERATOR:
-        await site.broker.policies.put(parse(host.name, name, value), operator=True)
+        await context.broker.policies.put(parse(host.name, name, value), operator=True)
     elif component == VHOST_LIMITS:
         if name != LIMITS_NAME:
             raise InvalidInput(f"Validation failed\n\nthe name of the parameter must be {LIMITS_NAME}\n")
         limits = parse_limits(value)
-        await site.broker.vhosts.set_limits(host.name, {limit: limits.get(limit) for limit in LIMITS})
+        await context.broker.vhosts.set_limits(host.name, {limit: limits.get(limit) for limit in LIMITS})
     elif component == "policy":
         raise InvalidInput("policies may not be set using this method")
     else:
         raise InvalidInput(f"Validation failed\n\ncomponent {component[:80]} not found\n")
 
 
-async def delete(site: HttpContext, request: Request) -> Response:
-    found, host = _find(site, request), host_of(site, request)
+async def delete(context: HttpContext, request: Request) -> Response:
+    found, host = _find(context, request), host_of(context, request)
     if found["component"] == OPERATOR:
-        await site.broker.policies.delete(host.name, found["name"], operator=True)
+        await context.broker.policies.delete(host.name, found["name"], operator=True)
     else:
-        await site.broker.vhosts.set_limits(host.name, dict.fromkeys(LIMITS))
+        await context.broker.vhosts.set_limits(host.name, dict.fromkeys(LIMITS))
     return parameters.no_content()
 
 
 # Of the whole broker
 
 
-async def list_global(site: HttpContext, request: Request) -> Response:
-    values = await site.broker.global_parameters.list()
+async def list_global(context: HttpContext, request: Request) -> Response:
+    values = await context.broker.global_parameters.list()
     return await listing(
-        site, request, [{"name": name, "value": value} for name, value in values.items()], lambda shape: shape
+        context, request, [{"name": name, "value": value} for name, value in values.items()], lambda shape: shape
     )
 
 
-async def get_global(site: HttpContext, request: Request) -> Response:
+async def get_global(context: HttpContext, request: Request) -> Response:
     name = name_of(request, "name")
-    return json_response({"name": name, "value": site.broker.global_parameters.get(name)})
+    return json_response({"name": name, "value": context.broker.global_parameters.get(name)})
 
 
-async def put_global(site: HttpContext, request: Request) -> Response:
+async def put_global(context: HttpContext, request: Request) -> Response:
     name, fields = name_of(request, "name"), await body_of(request)
     if "value" not in fields:
         raise InvalidInput("value is required")
-    known = name in site.broker.global_parameters
-    await site.broker.global_parameters.put(name, fields["value"])
+    known = name in context.broker.global_parameters
+    await context.broker.global_parameters.put(name, fields["value"])
     return parameters.created(new=not known)
 
 
-async def delete_global(site: HttpContext, request: Request) -> Response:
-    await site.broker.global_parameters.delete(name_of(request, "name"))
+async def delete_global(context: HttpContext, request: Request) -> Response:
+    await context.broker.global_parameters.delete(name_of(request, "name"))
     return parameters.no_content()
 
 
-async def cluster_name(site: HttpContext, request: Request) -> Response:
-    return json_response({"name": site.broker.global_parameters.cluster_name})
+async def cluster_name(context: HttpContext, request: Request) -> Response:
+    return json_response({"name": context.broker.global_parameters.cluster_name})
 
 
-async def put_cluster_name(site: HttpContext, request: Request) -> Response:
+async def put_cluster_name(context: HttpContext, request: Request) -> Response:
     name = text((await body_of(request)).get("name"), "name")
-    await site.broker.global_parameters.put(CLUSTER_NAME, name)
+    await context.broker.global_parameters.put(CLUSTER_NAME, name)
     return parameters.no_content()

@@ -6,7 +6,7 @@ Read only, for users who may read the topic `_schemas`; changes go to /registry.
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.broker.schemas.registry import TOPIC
+from headrace.broker.schemas.topic import TOPIC
 from headrace.broker.types.vhost_names import DEFAULT
 from headrace.errors import NotFound
 from headrace.listeners.http.management.parameters import (
@@ -19,32 +19,26 @@ from headrace.listeners.http.management.parameters import (
     object_response,
     query_of,
 )
-from headrace.listeners.http.server.authentication import Caller
-from headrace.listeners.http.server.authorization import caller_of, management
+from headrace.listeners.http.server.authorization import caller_of
 from headrace.listeners.http.server.context import HttpContext
 from headrace.schemas.refusals import RegistryError
-from headrace.schemas.state import LEVEL, VERSION_MAX, State, Version, references_shape
+from headrace.schemas.state import LEVEL, VERSION_MAX, RegistryState, Version, references_shape
 
 REFERRERS_MAX = 100  # listed in one response; the rest is only counted
-
-
-def reads_schemas(caller: Caller, request: Request) -> None:
-    management(caller, request)
-    caller.read(TOPIC)
 
 
 def _may_write(request: Request) -> bool:
     return caller_of(request).rights_in(DEFAULT).may_write(TOPIC)
 
 
-def _subject(known: State, request: Request) -> str:
+def _subject(known: RegistryState, request: Request) -> str:
     name = name_of(request, "subject")
     if not known.versions(name, deleted=True):
         raise NotFound(f"unknown subject {name!r}")
     return name
 
 
-def _subject_json(known: State, name: str) -> JsonObject:
+def _subject_json(known: RegistryState, name: str) -> JsonObject:
     live = known.versions(name)
     shape: JsonObject = {
         "subject": name,
@@ -58,30 +52,30 @@ def _subject_json(known: State, name: str) -> JsonObject:
     return shape
 
 
-async def registry(site: HttpContext, request: Request) -> Response:
+async def registry(context: HttpContext, request: Request) -> Response:
     """Global compatibility and mode."""
-    known = await site.broker.schemas.current()
+    known = await context.broker.schemas.registry.current()
     return json_response({"compatibility": known.level(), "mode": known.mode(), "may_write": _may_write(request)})
 
 
-async def list_subjects(site: HttpContext, request: Request) -> Response:
-    known = await site.broker.schemas.current()
+async def list_subjects(context: HttpContext, request: Request) -> Response:
+    known = await context.broker.schemas.registry.current()
     names = known.subjects(deleted=flag(query_of(request).get("deleted")))
     return await listing(
-        site, request, names, lambda name: _subject_json(known, name), name=lambda name: name, quick={"subject": str}
+        context, request, names, lambda name: _subject_json(known, name), name=lambda name: name, quick={"subject": str}
     )
 
 
-async def get_subject(site: HttpContext, request: Request) -> Response:
-    known = await site.broker.schemas.current()
+async def get_subject(context: HttpContext, request: Request) -> Response:
+    known = await context.broker.schemas.registry.current()
     name = _subject(known, request)
     shape = _subject_json(known, name) | {"default_compatibility": known.level(), "mode": known.mode(name)}
     return object_response(request, {**shape, "may_write": _may_write(request)})
 
 
-async def list_versions(site: HttpContext, request: Request) -> Response:
+async def list_versions(context: HttpContext, request: Request) -> Response:
     """All versions, newest first, including deleted ones, without the schemas themselves."""
-    known = await site.broker.schemas.current()
+    known = await context.broker.schemas.registry.current()
     subject = _subject(known, request)
 
     def shape(version: Version) -> JsonObject:
@@ -95,12 +89,12 @@ async def list_versions(site: HttpContext, request: Request) -> Response:
         }
 
     found = reversed(known.versions(subject, deleted=True))
-    return await listing(site, request, found, shape, name=lambda version: str(version.version))
+    return await listing(context, request, found, shape, name=lambda version: str(version.version))
 
 
-async def get_version(site: HttpContext, request: Request) -> Response:
+async def get_version(context: HttpContext, request: Request) -> Response:
     """A version with its schema, its references and the versions that refer to it."""
-    known = await site.broker.schemas.current()
+    known = await context.broker.schemas.registry.current()
     asked = number(name_of(request, "version"), "version", least=1, most=VERSION_MAX)
     try:
         found = known.version(name_of(request, "subject"), asked, deleted=True)

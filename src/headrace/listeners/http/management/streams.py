@@ -83,10 +83,10 @@ SORT_COLUMNS = {
 }
 
 
-async def rows(site: HttpContext, hosts: Iterable[VirtualHost]) -> list[Row]:
+async def rows(context: HttpContext, hosts: Iterable[VirtualHost]) -> list[Row]:
     yielding = YieldEvery()
     seen = {host.name: host for host in hosts}
-    streams = [stream for stream in site.broker.streams if stream.vhost in seen]
+    streams = [stream for stream in context.broker.streams if stream.vhost in seen]
     queues = [(vhost, name, queue) for vhost, host in seen.items() for name, queue in host.queues.items()]
     found: dict[str, dict[str, Row]] = {}
     async for stream in yielding.each(streams):
@@ -100,18 +100,18 @@ async def rows(site: HttpContext, hosts: Iterable[VirtualHost]) -> list[Row]:
             row.queue = queue
     ordered: list[Row] = []
     for _, in_vhost in sorted(found.items()):
-        await yielding.rest()
+        await yielding.maybe_yield()
         ordered += map(in_vhost.__getitem__, sorted(in_vhost))
     return ordered
 
 
-def row_json(site: HttpContext, row: Row) -> JsonObject:
+def row_json(context: HttpContext, row: Row) -> JsonObject:
     queue, stream = row.queue, row.stream
     end = sum(partition.end_offset for partition in row.partitions)
     counters = {"publish": float(end)}
     if queue is not None:
         counters |= {"deliver": float(queue.counts.deliver_get), "ack": float(queue.counts.ack)}
-    rates = site.rates.of(("row", row.vhost, row.name), site.broker.clock.monotonic(), counters)
+    rates = context.rates.of(("row", row.vhost, row.name), context.broker.clock.monotonic(), counters)
     settings = stream_settings_text(stream.settings) if stream is not None else {}
     return {
         "name": row.name,
@@ -132,18 +132,18 @@ def row_json(site: HttpContext, row: Row) -> JsonObject:
     }
 
 
-async def list_streams(site: HttpContext, request: Request) -> Response:
+async def list_streams(context: HttpContext, request: Request) -> Response:
     kind = query_of(request).get("kind")
-    found = [row for row in await rows(site, visible_hosts(site, request)) if not kind or row.kind == kind]
+    found = [row for row in await rows(context, visible_hosts(context, request)) if not kind or row.kind == kind]
     return await listing(
-        site, request, found, lambda row: row_json(site, row), name=lambda row: row.name, quick=SORT_COLUMNS
+        context, request, found, lambda row: row_json(context, row), name=lambda row: row.name, quick=SORT_COLUMNS
     )
 
 
-def row_of(site: HttpContext, request: Request) -> Row:
+def row_of(context: HttpContext, request: Request) -> Row:
     vhost, name = name_of(request, "vhost"), name_of(request, "name")
-    host = site.broker.vhosts.get(vhost)
-    stream, queue = site.broker.streams.find(name, vhost), host.queues.get(name)
+    host = context.broker.vhosts.get(vhost)
+    stream, queue = context.broker.streams.find(name, vhost), host.queues.get(name)
     if queue is None and host.find_topic(name):
         queue = host.queues.get(name)
     if stream is None and queue is None:
@@ -151,10 +151,10 @@ def row_of(site: HttpContext, request: Request) -> Row:
     return Row(vhost, name, stream, queue)
 
 
-async def get_stream(site: HttpContext, request: Request) -> Response:
-    row = row_of(site, request)
+async def get_stream(context: HttpContext, request: Request) -> Response:
+    row = row_of(context, request)
     stream, queue = row.stream, row.queue
-    shape = row_json(site, row)
+    shape = row_json(context, row)
     shape["settings"] = stream_settings_text(stream.settings) if stream is not None else {}
     shape["overrides"] = dict(stream.document.config) if stream is not None else {}
     shape["created"] = stream.document.created_ms if stream is not None else None
@@ -168,28 +168,28 @@ async def get_stream(site: HttpContext, request: Request) -> Response:
         }
         for number_, partition in enumerate(row.partitions)
     ]
-    shape["views"] = views_of(site, row)
-    shape["queue"] = representations.queue_json(site, queue) if queue is not None else None
-    shape["bindings"] = queue_bindings(site.broker.vhosts.get(queue.vhost.name), queue) if queue is not None else []
+    shape["views"] = views_of(context, row)
+    shape["queue"] = representations.queue_json(context, queue) if queue is not None else None
+    shape["bindings"] = queue_bindings(context.broker.vhosts.get(queue.vhost.name), queue) if queue is not None else []
     shape["consumer_details"] = []
     if queue is not None:
         shape["consumer_details"] = [
             consumer
-            for client in site.broker.clients.all()
+            for client in context.broker.clients.all()
             for consumer in client.describe_consumers()
             if consumer["queue"] == {"name": row.name, "vhost": row.vhost}
         ]
     return object_response(request, shape)
 
 
-def views_of(site: HttpContext, row: Row) -> list[JsonObject]:
+def views_of(context: HttpContext, row: Row) -> list[JsonObject]:
     """All readers of the stream and their lag: the queue itself, consumer groups and cursors."""
     found: list[JsonObject] = []
     queue = row.queue
     if queue is not None and not queue.is_stream:
         found.append({"kind": "queue", "name": queue.name, "lag": queue.ready + queue.unacked, "pin": True})
     if row.vhost == DEFAULT and row.stream is not None:
-        groups = site.broker.coordination.groups
+        groups = context.broker.coordination.groups
         for listed in groups.listing():
             lags = [
                 max(0, row.stream.partitions[p].end_offset - one_.offset)
@@ -198,18 +198,18 @@ def views_of(site: HttpContext, row: Row) -> list[JsonObject]:
             ]
             if lags:
                 found.append({"kind": "group", "name": listed.group_id, "lag": sum(lags), "pin": False})
-    for name in site.broker.cursors.names():
-        positions = [p for p in site.broker.cursors.positions(name) if p.stream is row.stream]
+    for name in context.broker.cursors.names():
+        positions = [p for p in context.broker.cursors.positions(name) if p.stream is row.stream]
         if positions:
-            pin = site.broker.cursors.get(name).pin
+            pin = context.broker.cursors.get(name).pin
             found.append({"kind": "cursor", "name": name, "lag": sum(p.lag for p in positions), "pin": pin})
     return found
 
 
-async def settings(site: HttpContext, request: Request) -> Response:
+async def settings(context: HttpContext, request: Request) -> Response:
     from headrace.config import in_force
 
-    return json_response([msgspec.to_builtins(setting) for setting in in_force(site.config)])
+    return json_response([msgspec.to_builtins(setting) for setting in in_force(context.config)])
 
 
 def partition_of(row: Row, number_: int) -> Partition:

@@ -41,31 +41,31 @@ def user_json(user: User) -> JsonObject:
     }
 
 
-async def whoami(site: HttpContext, request: Request) -> Response:
+async def whoami(context: HttpContext, request: Request) -> Response:
     user, logged_in = caller_of(request).user, "authorization" in request.headers
     shape = {"name": user.name, "tags": list(user.tags), "is_internal_user": True}
     return json_response({**shape, "is_logged_in": logged_in})  # else guest on this machine
 
 
-async def hash_password(site: HttpContext, request: Request) -> Response:
+async def hash_password(context: HttpContext, request: Request) -> Response:
     return json_response({"ok": passwords.hash_password(name_of(request, "password"))})
 
 
-async def list_all(site: HttpContext, request: Request) -> Response:
-    return await listing(site, request, site.broker.users.users(), user_json, name=lambda user: user.name)
+async def list_all(context: HttpContext, request: Request) -> Response:
+    return await listing(context, request, context.broker.users.users(), user_json, name=lambda user: user.name)
 
 
-async def without_permissions(site: HttpContext, request: Request) -> Response:
-    able = {user for _, user in site.broker.users.permissions()}
-    found = [user for user in site.broker.users.users() if user.name not in able]
-    return await listing(site, request, found, user_json)
+async def without_permissions(context: HttpContext, request: Request) -> Response:
+    able = {user for _, user in context.broker.users.permissions()}
+    found = [user for user in context.broker.users.users() if user.name not in able]
+    return await listing(context, request, found, user_json)
 
 
-async def get(site: HttpContext, request: Request) -> Response:
-    return object_response(request, user_json(site.broker.users.user(name_of(request, "name"))))
+async def get(context: HttpContext, request: Request) -> Response:
+    return object_response(request, user_json(context.broker.users.user(name_of(request, "name"))))
 
 
-async def put(site: HttpContext, request: Request) -> Response:
+async def put(context: HttpContext, request: Request) -> Response:
     """Without password and password_hash the password is kept."""
     name, fields = name_of(request, "name"), await body_of(request)
     given = [fields.get("password"), fields.get("password_hash")]
@@ -74,8 +74,8 @@ async def put(site: HttpContext, request: Request) -> Response:
         raise InvalidInput("password and password_hash exclude each other")
     if fields.get("tags") is None:
         raise InvalidInput("tags are required: a list, or a comma-separated string")
-    known = any(user.name == name for user in site.broker.users.users())
-    await site.broker.users.put_user(
+    known = any(user.name == name for user in context.broker.users.users())
+    await context.broker.users.put_user(
         name,
         password=password,
         password_hash=password_hash,
@@ -94,19 +94,19 @@ def tags_of(given: Any) -> list[str]:
     raise InvalidInput("tags must be a list of strings or a comma-separated string")
 
 
-async def delete(site: HttpContext, request: Request) -> Response:
-    await site.broker.users.remove_user(name_of(request, "name"))
+async def delete(context: HttpContext, request: Request) -> Response:
+    await context.broker.users.remove_user(name_of(request, "name"))
     return parameters.no_content()
 
 
-async def bulk_delete(site: HttpContext, request: Request) -> Response:
+async def bulk_delete(context: HttpContext, request: Request) -> Response:
     names = (await body_of(request)).get("users")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InvalidInput('the body must be {"users": ["name", ...]}')
-    there = {user.name for user in site.broker.users.users()}
+    there = {user.name for user in context.broker.users.users()}
     for name in dict.fromkeys(names):
         if name in there:  # unknown users are ignored, as in RabbitMQ
-            await site.broker.users.remove_user(name)
+            await context.broker.users.remove_user(name)
     return parameters.no_content()
 
 
@@ -117,139 +117,139 @@ def _limits(users: Iterable[User]) -> list[JsonObject]:
     return [{"user": user.name, "value": user.limits} for user in users if user.limits]
 
 
-async def limits(site: HttpContext, request: Request) -> Response:
-    return await _list(site, request, _limits(site.broker.users.users()))
+async def limits(context: HttpContext, request: Request) -> Response:
+    return await _list(context, request, _limits(context.broker.users.users()))
 
 
-async def limits_of(site: HttpContext, request: Request) -> Response:
-    return await _list(site, request, _limits([site.broker.users.user(name_of(request, "name"))]))
+async def limits_of(context: HttpContext, request: Request) -> Response:
+    return await _list(context, request, _limits([context.broker.users.user(name_of(request, "name"))]))
 
 
-async def put_limit(site: HttpContext, request: Request) -> Response:
-    user, limit = site.broker.users.user(name_of(request, "name")), name_of(request, "limit")
+async def put_limit(context: HttpContext, request: Request) -> Response:
+    user, limit = context.broker.users.user(name_of(request, "name")), name_of(request, "limit")
     if limit not in LIMITS:
         raise InvalidInput(f"the limit must be {' or '.join(LIMITS)}, not {limit[:80]!r}")
     value = number((await body_of(request)).get("value"), "value", least=-1, most=2**31)
-    await site.broker.users.put_user(user.name, limits={**user.limits, limit: value})
+    await context.broker.users.put_user(user.name, limits={**user.limits, limit: value})
     return parameters.no_content()
 
 
-async def delete_limit(site: HttpContext, request: Request) -> Response:
-    user, limit = site.broker.users.user(name_of(request, "name")), name_of(request, "limit")
+async def delete_limit(context: HttpContext, request: Request) -> Response:
+    user, limit = context.broker.users.user(name_of(request, "name")), name_of(request, "limit")
     if limit not in user.limits:
         raise NotFound(f"user {user.name!r} has no limit {limit[:80]!r}")
     rest = {name: value for name, value in user.limits.items() if name != limit}
-    await site.broker.users.put_user(user.name, limits=rest)
+    await context.broker.users.put_user(user.name, limits=rest)
     return parameters.no_content()
 
 
 # Permissions
 
 
-def _permissions(site: HttpContext) -> list[JsonObject]:
+def _permissions(context: HttpContext) -> list[JsonObject]:
     return [
         {"user": user, "vhost": vhost, **msgspec.structs.asdict(rule)}
-        for (vhost, user), rule in site.broker.users.permissions().items()
+        for (vhost, user), rule in context.broker.users.permissions().items()
     ]
 
 
-def _topic_permissions(site: HttpContext) -> list[JsonObject]:
+def _topic_permissions(context: HttpContext) -> list[JsonObject]:
     return [
         {"user": user, "vhost": vhost, "exchange": exchange, **msgspec.structs.asdict(rule)}
-        for (vhost, user, exchange), rule in site.broker.users.topic_permissions().items()
+        for (vhost, user, exchange), rule in context.broker.users.topic_permissions().items()
     ]
 
 
-async def _list(site: HttpContext, request: Request, found: Iterable[JsonObject]) -> Response:
-    return await listing(site, request, found, lambda shape: shape)
+async def _list(context: HttpContext, request: Request, found: Iterable[JsonObject]) -> Response:
+    return await listing(context, request, found, lambda shape: shape)
 
 
-async def permissions(site: HttpContext, request: Request) -> Response:
-    return await _list(site, request, _permissions(site))
+async def permissions(context: HttpContext, request: Request) -> Response:
+    return await _list(context, request, _permissions(context))
 
 
-async def topic_permissions(site: HttpContext, request: Request) -> Response:
-    return await _list(site, request, _topic_permissions(site))
+async def topic_permissions(context: HttpContext, request: Request) -> Response:
+    return await _list(context, request, _topic_permissions(context))
 
 
-async def permissions_of(site: HttpContext, request: Request) -> Response:
-    user = site.broker.users.user(name_of(request, "name"))
-    return await _list(site, request, [shape for shape in _permissions(site) if shape["user"] == user.name])
+async def permissions_of(context: HttpContext, request: Request) -> Response:
+    user = context.broker.users.user(name_of(request, "name"))
+    return await _list(context, request, [shape for shape in _permissions(context) if shape["user"] == user.name])
 
 
-async def topic_permissions_of(site: HttpContext, request: Request) -> Response:
-    user = site.broker.users.user(name_of(request, "name"))
-    return await _list(site, request, [shape for shape in _topic_permissions(site) if shape["user"] == user.name])
+async def topic_permissions_of(context: HttpContext, request: Request) -> Response:
+    user = context.broker.users.user(name_of(request, "name"))
+    return await _list(context, request, [shape for shape in _topic_permissions(context) if shape["user"] == user.name])
 
 
-async def permissions_in(site: HttpContext, request: Request) -> Response:
-    vhost = host_of(site, request).name
-    return await _list(site, request, [shape for shape in _permissions(site) if shape["vhost"] == vhost])
+async def permissions_in(context: HttpContext, request: Request) -> Response:
+    vhost = host_of(context, request).name
+    return await _list(context, request, [shape for shape in _permissions(context) if shape["vhost"] == vhost])
 
 
-async def topic_permissions_in(site: HttpContext, request: Request) -> Response:
-    vhost = host_of(site, request).name
-    return await _list(site, request, [shape for shape in _topic_permissions(site) if shape["vhost"] == vhost])
+async def topic_permissions_in(context: HttpContext, request: Request) -> Response:
+    vhost = host_of(context, request).name
+    return await _list(context, request, [shape for shape in _topic_permissions(context) if shape["vhost"] == vhost])
 
 
-def _vhost_and_user(site: HttpContext, request: Request) -> tuple[str, str]:
+def _vhost_and_user(context: HttpContext, request: Request) -> tuple[str, str]:
     """NotFound for an unknown vhost, but InvalidInput for an unknown user, as in RabbitMQ."""
-    vhost, name = host_of(site, request).name, name_of(request, "name")
-    if request.method == "PUT" and all(user.name != name for user in site.broker.users.users()):
+    vhost, name = host_of(context, request).name, name_of(request, "name")
+    if request.method == "PUT" and all(user.name != name for user in context.broker.users.users()):
         raise InvalidInput(f"unknown user {name!r}")
     return vhost, name
 
 
-async def get_permission(site: HttpContext, request: Request) -> Response:
-    vhost, name = _vhost_and_user(site, request)
-    for shape in _permissions(site):
+async def get_permission(context: HttpContext, request: Request) -> Response:
+    vhost, name = _vhost_and_user(context, request)
+    for shape in _permissions(context):
         if (shape["vhost"], shape["user"]) == (vhost, name):
             return object_response(request, shape)
     raise NotFound(f"user {name!r} has no permissions in vhost {vhost!r}")
 
 
-async def put_permission(site: HttpContext, request: Request) -> Response:
-    vhost, name = _vhost_and_user(site, request)
+async def put_permission(context: HttpContext, request: Request) -> Response:
+    vhost, name = _vhost_and_user(context, request)
     fields = await body_of(request)
-    known = (vhost, name) in site.broker.users.permissions()
+    known = (vhost, name) in context.broker.users.permissions()
     patterns = {right: text(fields.get(right), right) for right in ("configure", "write", "read")}
-    await site.broker.users.set_permission(vhost, name, Permission(**patterns))
+    await context.broker.users.set_permission(vhost, name, Permission(**patterns))
     return parameters.created(new=not known)
 
 
-async def delete_permission(site: HttpContext, request: Request) -> Response:
-    await site.broker.users.clear_permission(*_vhost_and_user(site, request))
+async def delete_permission(context: HttpContext, request: Request) -> Response:
+    await context.broker.users.clear_permission(*_vhost_and_user(context, request))
     return parameters.no_content()
 
 
-async def get_topic_permissions(site: HttpContext, request: Request) -> Response:
-    vhost, name = _vhost_and_user(site, request)
+async def get_topic_permissions(context: HttpContext, request: Request) -> Response:
+    vhost, name = _vhost_and_user(context, request)
     exchange = _exchange(request)
     found = [
         shape
-        for shape in _topic_permissions(site)
+        for shape in _topic_permissions(context)
         if (shape["vhost"], shape["user"]) == (vhost, name) and exchange in (None, shape["exchange"])
     ]
     if not found:
         raise NotFound(f"user {name!r} has no topic permissions in vhost {vhost!r}")
-    return await _list(site, request, found)
+    return await _list(context, request, found)
 
 
-async def put_topic_permission(site: HttpContext, request: Request) -> Response:
-    vhost, name = _vhost_and_user(site, request)
+async def put_topic_permission(context: HttpContext, request: Request) -> Response:
+    vhost, name = _vhost_and_user(context, request)
     fields = await body_of(request)
     exchange = text(fields.get("exchange"), "exchange")
     exchange = "" if exchange == representations.DEFAULT_EXCHANGE else exchange
-    known = (vhost, name, exchange) in site.broker.users.topic_permissions()
+    known = (vhost, name, exchange) in context.broker.users.topic_permissions()
     rule = TopicPermission(write=text(fields.get("write"), "write"), read=text(fields.get("read"), "read"))
-    await site.broker.users.set_topic_permission(vhost, name, exchange, rule)
+    await context.broker.users.set_topic_permission(vhost, name, exchange, rule)
     return parameters.created(new=not known)
 
 
-async def delete_topic_permission(site: HttpContext, request: Request) -> Response:
+async def delete_topic_permission(context: HttpContext, request: Request) -> Response:
     """Deletes the permissions for all exchanges, or for the one that is named in the path or with ?exchange=."""
     exchange = query_of(request).get("exchange") if _exchange(request) is None else _exchange(request)
-    await site.broker.users.clear_topic_permission(*_vhost_and_user(site, request), exchange)
+    await context.broker.users.clear_topic_permission(*_vhost_and_user(context, request), exchange)
     return parameters.no_content()
 
 

@@ -10,20 +10,20 @@ from headrace.listeners.http.server.authorization import caller_of
 from headrace.listeners.http.server.context import HttpContext
 
 
-def visible_hosts(site: HttpContext, request: Request) -> list[VirtualHost]:
+def visible_hosts(context: HttpContext, request: Request) -> list[VirtualHost]:
     caller = caller_of(request)
-    return [host for host in site.broker.vhosts if caller.sees(host.name)]
+    return [host for host in context.broker.vhosts if caller.sees(host.name)]
 
 
-def visible_clients(site: HttpContext, request: Request) -> list[Client]:
-    caller, clients = caller_of(request), site.broker.clients.all()
+def visible_clients(context: HttpContext, request: Request) -> list[Client]:
+    caller, clients = caller_of(request), context.broker.clients.all()
     if caller.is_one_of(MONITORING):
         return clients
     return [client for client in clients if client.describe()["user"] == caller.name]
 
 
-def visible_client(site: HttpContext, request: Request, name: str) -> Client:
-    for client in visible_clients(site, request):
+def visible_client(context: HttpContext, request: Request, name: str) -> Client:
+    for client in visible_clients(context, request):
         if client.describe()["name"] == name:
             return client
     raise NotFound(f"unknown connection {name!r}")

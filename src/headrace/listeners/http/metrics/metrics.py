@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from headrace.broker.broker import Broker
 from headrace.broker.cooperative import YieldEvery
-from headrace.broker.metrics.counters import ListenerStats
+from headrace.broker.metrics.counters import Histogram, ListenerStats
 from headrace.broker.standbys import Standbys
 from headrace.listeners.http.metrics import rabbitmq_and_kafka_names
 from headrace.listeners.http.metrics.pressure import pressure_metrics
@@ -63,14 +63,14 @@ LISTENER_HELP = {
 }
 
 
-async def metrics(site: HttpContext, request: Request) -> Response:
+async def metrics(context: HttpContext, request: Request) -> Response:
     Query(request)
-    return await _exposition(aggregate(site.broker))
+    return await _exposition(aggregate(context.broker))
 
 
-async def detailed(site: HttpContext, request: Request) -> Response:
+async def detailed(context: HttpContext, request: Request) -> Response:
     Query(request)
-    return await _exposition(per_object(site.broker))
+    return await _exposition(per_object(context.broker))
 
 
 async def _exposition(families: "Iterable[Metric | None]") -> Response:
@@ -85,8 +85,8 @@ async def _exposition(families: "Iterable[Metric | None]") -> Response:
         if family is not None:
             for at in range(0, max(1, len(family.samples)), SAMPLES_AT_ONCE):
                 pieces.append(_text_of(family, at))
-                await yielding.rest()
-        await yielding.rest()
+                await yielding.maybe_yield()
+        await yielding.maybe_yield()
     return PiecewiseResponse(pieces, {}, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
@@ -214,7 +214,7 @@ def _of_struct(counters: Any, prefix: str, texts: dict[str, str]) -> "Iterator[M
             yield _histogram(prefix + name, text, value)
 
 
-def _histogram(name: str, text: str, histogram: Any) -> "Metric":
+def _histogram(name: str, text: str, histogram: Histogram) -> "Metric":
     from prometheus_client.metrics_core import HistogramMetricFamily
 
     buckets: list[tuple[str, float]] = []

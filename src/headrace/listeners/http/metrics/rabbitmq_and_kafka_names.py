@@ -6,7 +6,7 @@ Series per queue, topic and group are limited like the rest of /metrics/detailed
 import resource
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.broker.broker import Broker
 from headrace.broker.queues.queue import Queue
@@ -198,7 +198,7 @@ def _groups(broker: Broker) -> "Iterator[Metric | None]":
     lag = Gauge("kafka_consumergroup_lag", "Lag of a consumer group", labels=place)
     lag_sum = Gauge("kafka_consumergroup_lag_sum", "Lag of a consumer group in a topic", labels=place[:2])
     members = Gauge("kafka_consumergroup_members", "Members of a consumer group", labels=place[:1])
-    groups: Any = broker.coordination.groups
+    groups = broker.coordination.groups
     series = 0
     for at, listed in enumerate(groups.listing()):
         if at % OBJECTS_AT_ONCE == 0:

@@ -24,10 +24,10 @@ from headrace.listeners.http.server.requests import Query, decode, read_json
 LEASE_BYTES_MAX = 16 << 20
 
 
-async def logs(site: HttpContext, request: Request) -> Response:
+async def logs(context: HttpContext, request: Request) -> Response:
     """Id, epoch and end offsets of the logs of a topic."""
     Query(request)
-    stream = topic_of(site, request)
+    stream = topic_of(context, request)
     found: Logs = {
         "topic": stream.name,
         "partitions": [
@@ -48,7 +48,7 @@ async def logs(site: HttpContext, request: Request) -> Response:
     return json_response(found)
 
 
-async def lease(site: HttpContext, request: Request) -> Response:
+async def lease(context: HttpContext, request: Request) -> Response:
     """Keeps segments readable for a while, even if retention or compaction would delete them. A new lease of a holder
     replaces its earlier one. For ranges of offsets the response lists the segments that contain them, so that planning
     and leasing are one step."""
@@ -61,11 +61,11 @@ async def lease(site: HttpContext, request: Request) -> Response:
     for_ms, slices, ranges = wanted.for_ms, wanted.slices, wanted.ranges
     if (slices is msgspec.UNSET) == (ranges is msgspec.UNSET):
         raise MalformedJson(f"a lease has either slices or ranges; an example is {Lease.EXAMPLE}")
-    until_ms, leases = site.broker.clock.now_ms() + for_ms, site.broker.read_leases
+    until_ms, leases = context.broker.clock.now_ms() + for_ms, context.broker.read_leases
     if slices is not msgspec.UNSET:
         _check_count("slices", len(slices))
         keys = [(log_id, base, number) for log_id, base, number in map(msgspec.structs.astuple, slices)]
-        _check_read(site, request, {log_id for log_id, _, _ in keys})
+        _check_read(context, request, {log_id for log_id, _, _ in keys})
         missing = leases.hold_segments(keys, for_ms, holder)
         gone: Leased = {
             "until": until_ms,
@@ -74,7 +74,7 @@ async def lease(site: HttpContext, request: Request) -> Response:
         return json_response(gone)
     assert ranges is not msgspec.UNSET
     _check_count("ranges", len(ranges))
-    held = leases.hold_ranges([_found(site, request, one) for one in ranges], for_ms, holder)
+    held = leases.hold_ranges([_found(context, request, one) for one in ranges], for_ms, holder)
     leased: Leased = {
         "until": until_ms,
         "ranges": [
@@ -95,15 +95,15 @@ def _check_count(name: str, count: int) -> None:
         raise InvalidInput(f"a lease may have at most {LEASE_SEGMENTS_MAX:,} {name}")
 
 
-def _check_read(site: HttpContext, request: Request, log_ids: Iterable[int]) -> None:
+def _check_read(context: HttpContext, request: Request, log_ids: Iterable[int]) -> None:
     """Forbidden unless the caller may read the topics: without this check any user could fill the disk with leases.
     Logs of deleted topics are not checked: of those only segments with a lease are left."""
     for log_id in log_ids:
-        found = site.broker.streams.of_log(log_id)
+        found = context.broker.streams.of_log(log_id)
         if found is not None:
             caller_of(request).read(found[0].name, found[0].vhost)
 
 
-def _found(site: HttpContext, request: Request, wanted: OffsetRange) -> tuple[Partition, int, int]:
+def _found(context: HttpContext, request: Request, wanted: OffsetRange) -> tuple[Partition, int, int]:
     caller_of(request).read(wanted.topic)
-    return site.broker.streams.get(wanted.topic).partition(wanted.partition), wanted.start, wanted.end
+    return context.broker.streams.get(wanted.topic).partition(wanted.partition), wanted.start, wanted.end

@@ -12,18 +12,18 @@ from headrace.listeners.http.server.context import HttpContext, json_response
 from headrace.listeners.http.server.requests import Query, decode, path_name, read_json, refuse_unknown
 
 
-async def list_cursors(site: HttpContext, request: Request) -> Response:
+async def list_cursors(context: HttpContext, request: Request) -> Response:
     Query(request)
-    cursors: Cursors = {"cursors": [describe(site, name) for name in site.broker.cursors.names()]}
+    cursors: Cursors = {"cursors": [describe(context, name) for name in context.broker.cursors.names()]}
     return json_response(cursors)
 
 
-async def get_cursor(site: HttpContext, request: Request) -> Response:
+async def get_cursor(context: HttpContext, request: Request) -> Response:
     Query(request)
-    return json_response(describe(site, path_name(request, "cursor")))
+    return json_response(describe(context, path_name(request, "cursor")))
 
 
-async def put_cursor(site: HttpContext, request: Request) -> Response:
+async def put_cursor(context: HttpContext, request: Request) -> Response:
     """Moves the cursor in one topic; the move is durable when the response is sent."""
     Query(request)
     name = path_name(request, "cursor")
@@ -31,25 +31,25 @@ async def put_cursor(site: HttpContext, request: Request) -> Response:
     refuse_unknown(fields, CursorChange)
     change = decode(fields, CursorChange)
     caller_of(request).read(change.topic)
-    if name in site.broker.cursors:  # pin and max_age_ms apply to all topics of the cursor
-        check_read(site, request, name)
+    if name in context.broker.cursors:  # pin and max_age_ms apply to all topics of the cursor
+        check_read(context, request, name)
     offsets = _offsets(change.partitions)
-    stream = site.broker.streams.get(change.topic)
-    await site.broker.cursors.commit(name, stream, offsets, pin=change.pin, max_age_ms=change.max_age_ms)
-    return json_response(describe(site, name))
+    stream = context.broker.streams.get(change.topic)
+    await context.broker.cursors.commit(name, stream, offsets, pin=change.pin, max_age_ms=change.max_age_ms)
+    return json_response(describe(context, name))
 
 
-async def delete_cursor(site: HttpContext, request: Request) -> Response:
+async def delete_cursor(context: HttpContext, request: Request) -> Response:
     Query(request)
     name = path_name(request, "cursor")
-    check_read(site, request, name)
-    await site.broker.cursors.delete(name)
+    check_read(context, request, name)
+    await context.broker.cursors.delete(name)
     return Response(status_code=204)
 
 
-def check_read(site: HttpContext, request: Request, name: str) -> None:
+def check_read(context: HttpContext, request: Request, name: str) -> None:
     """Forbidden unless the caller may read every topic in which the cursor has a position."""
-    for topic in {position.stream.name for position in site.broker.cursors.positions(name)}:
+    for topic in {position.stream.name for position in context.broker.cursors.positions(name)}:
         caller_of(request).read(topic)
 
 
@@ -62,9 +62,9 @@ def _offsets(positions: list[NewCursorPosition]) -> dict[int, int]:
     return offsets
 
 
-def describe(site: HttpContext, name: str) -> Cursor:
-    state = site.broker.cursors.get(name)
-    positions = site.broker.cursors.positions(name)
+def describe(context: HttpContext, name: str) -> Cursor:
+    state = context.broker.cursors.get(name)
+    positions = context.broker.cursors.positions(name)
     return {
         "name": name,
         "pin": state.pin,

@@ -30,11 +30,11 @@ PAGE_BYTES = 256 * 1024
 RETRY_S = 0.5  # while too many bytes of responses are in memory
 
 
-async def stream(site: HttpContext, request: Request) -> Response:
+async def stream(context: HttpContext, request: Request) -> Response:
     query = Query(request, "partition", "offset", "timestamp", "encoding", "last_event_id")
     if bodies.accepted(request.headers.get("accept"), (bodies.EVENTS,)) is None:
         raise NotAcceptable(f"this endpoint only produces {bodies.EVENTS}")
-    topic = topic_of(site, request)
+    topic = topic_of(context, request)
     number = query.integer("partition", most=messages.PARTITION_MAX)
     partitions = topic.partitions if number is None else [topic.partition(number)]
     resume = query.text("last_event_id") or request.headers.get("last-event-id")
@@ -49,7 +49,7 @@ async def stream(site: HttpContext, request: Request) -> Response:
             if not p.start_offset <= positions[p.number] <= p.end_offset:
                 raise OffsetOutOfRange(positions[p.number], p.start_offset, p.end_offset)
     binary = query.choice("encoding", "text", "base64") == "base64"
-    return EventStream(site, request, topic, list(partitions), positions, binary, follow_all=number is None)
+    return EventStream(context, request, topic, list(partitions), positions, binary, follow_all=number is None)
 
 
 def _resumed(topic: Stream, partitions: list[Partition], resume: str) -> dict[int, int]:
@@ -67,7 +67,7 @@ class EventStream(EventStreamResponse):
 
     def __init__(
         self,
-        site: HttpContext,
+        context: HttpContext,
         request: Request,
         topic: Stream,
         partitions: list[Partition],
@@ -76,7 +76,7 @@ class EventStream(EventStreamResponse):
         *,
         follow_all: bool,
     ) -> None:
-        super().__init__(site, request)
+        super().__init__(context, request)
         self._topic = topic
         self._partitions = partitions
         self._positions = positions
@@ -116,10 +116,10 @@ class EventStream(EventStreamResponse):
     async def _page(self, partition: Partition) -> list[bytes]:
         """Events in pieces. Messages that cannot be read are skipped, and reported in a `gap` event."""
         number = partition.number
-        at, largest = self._positions[number], self._site.json_bytes_max
+        at, largest = self._positions[number], self._context.json_bytes_max
         try:
             with other_forms(self._topic, raw=True):
-                page = await self._site.broker.read(
+                page = await self._context.broker.read(
                     self._topic, partition, at, limit=PAGE_MESSAGES, bytes_max=PAGE_BYTES, record_bytes_max=largest
                 )
                 rendered = await render_messages(
@@ -132,7 +132,7 @@ class EventStream(EventStreamResponse):
                 )
         except Overloaded:
             self._share.release()
-            await asyncio.wait({self._gone, self._site.stopping}, timeout=RETRY_S)
+            await asyncio.wait({self._gone, self._context.stopping}, timeout=RETRY_S)
             return []
         except OffsetOutOfRange as error:
             if error.offset >= error.start:
@@ -146,7 +146,7 @@ class EventStream(EventStreamResponse):
             pieces += (events.begin(f"{before}{number}:{record.offset + 1}{after}"), *data, events.END)
         count = len(rendered)
         self._positions[number] = page.records[count].offset if count < len(page.records) else page.next_offset
-        self._site.stats.messages_out += count
+        self._context.stats.messages_out += count
         return pieces
 
     def _around(self, number: int) -> tuple[str, str]:
@@ -169,5 +169,5 @@ class EventStream(EventStreamResponse):
             readable.cancel()
 
     async def send(self, data: bytes) -> None:
-        self._site.stats.bytes_out += len(data)
+        self._context.stats.bytes_out += len(data)
         await super().send(data)

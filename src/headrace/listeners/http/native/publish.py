@@ -19,35 +19,35 @@ HEADER_PREFIX = b"headrace-header-"
 RAW_PARAMETERS = ("key", "partition", "timestamp")
 
 
-async def publish(site: HttpContext, request: Request) -> Response:
+async def publish(context: HttpContext, request: Request) -> Response:
     """Responds when the messages are durable, with the partition and offset of each in the order of the request."""
-    site.broker.pressure.check()  # before the body is read, which would only take more memory
+    context.broker.pressure.check()  # before the body is read, which would only take more memory
     topic = path_name(request, "topic")
-    _check_topic(site, request, topic)
+    _check_topic(context, request, topic)
     media = bodies.media_type(request.headers.get("content-type"))
     query = Query(request, *RAW_PARAMETERS)
-    body = await read_messages_body(site, request)
+    body = await read_messages_body(context, request)
     drafts = await _parse(request, query, media, body)
-    stream, prepared = await _prepare(site, topic, drafts, len(body))
-    places = await site.broker.appender.publish(stream, prepared)
-    site.stats.messages_in += len(drafts)
-    site.stats.bytes_in += len(body)
+    stream, prepared = await _prepare(context, topic, drafts, len(body))
+    places = await context.broker.appender.publish(stream, prepared)
+    context.stats.messages_in += len(drafts)
+    context.stats.bytes_in += len(body)
     published: Published = {"messages": [{"partition": p, "offset": o} for p, o in places]}
     return json_response(published)
 
 
-def _check_topic(site: HttpContext, request: Request, topic: str) -> None:
+def _check_topic(context: HttpContext, request: Request, topic: str) -> None:
     """Refuses a topic that does not exist and could not be created by this request."""
-    if site.broker.streams.find(topic) is None:
-        if not site.config.auto_create_topics:
+    if context.broker.streams.find(topic) is None:
+        if not context.config.auto_create_topics:
             raise StreamNotFound(topic)
         check_topic_name(topic)
         caller_of(request).configure(topic)
 
 
-async def read_messages_body(site: HttpContext, request: Request) -> bodies.Body:
+async def read_messages_body(context: HttpContext, request: Request) -> bodies.Body:
     """The body of a request that stores messages."""
-    config = site.config
+    config = context.config
     return await read_body(request, request.state.share, config.request_bytes_max, config.decompressed_bytes_max)
 
 
@@ -69,23 +69,23 @@ async def _parse(request: Request, query: Query, media: str, body: bodies.Body) 
 
 
 async def _prepare(
-    site: HttpContext, topic: str, drafts: list[Draft], size: int
+    context: HttpContext, topic: str, drafts: list[Draft], size: int
 ) -> tuple[Stream, list[publishing.Prepared]]:
     """The batches to append, and the stream, created if need be.
 
     The batches for a new topic are built before it is created, so that a request that fails creates no empty topic.
     They are built again only if the stream turns out different, because another request was faster.
     """
-    broker, now_ms = site.broker, site.broker.clock.now_ms()
+    broker, now_ms = context.broker, context.broker.clock.now_ms()
     stream = broker.streams.find(topic)
     if stream is not None:
-        shape = publishing.Shape.of(stream)
+        shape = publishing.StreamShape.of(stream)
         return stream, await in_thread_if(size, publishing.prepare, shape, drafts, now_ms, stream.next_turn())
-    expected = publishing.Shape(topic, site.config.auto_create_partitions, site.config.stream)
+    expected = publishing.StreamShape(topic, context.config.auto_create_partitions, context.config.stream)
     expected_turn = 1 % expected.partitions  # the first one of a new stream
     prepared = await in_thread_if(size, publishing.prepare, expected, drafts, now_ms, expected_turn)
     stream = await broker.streams.get_or_create(topic)
-    shape, turn = publishing.Shape.of(stream), stream.next_turn()
+    shape, turn = publishing.StreamShape.of(stream), stream.next_turn()
     if (shape, turn) != (expected, expected_turn):
         prepared = await in_thread_if(size, publishing.prepare, shape, drafts, now_ms, turn)
     return stream, prepared

@@ -47,28 +47,28 @@ def _vhost(request: Request) -> str:
     return Query(request, "vhost").text("vhost") or DEFAULT
 
 
-async def _parse(site: HttpContext, request: Request, kind: type[R]) -> tuple[Queue, R]:
+async def _parse(context: HttpContext, request: Request, kind: type[R]) -> tuple[Queue, R]:
     wanted = decode(await read_json(request, request.state.share), kind)
-    queue = site.broker.vhosts.get(_vhost(request)).queue(path_name(request, "queue"), None)
+    queue = context.broker.vhosts.get(_vhost(request)).queue(path_name(request, "queue"), None)
     if queue.is_stream:
         text = f"'{queue.name}' is a stream, which has no acks: read it with GET /topics/{queue.name}/messages"
         raise InvalidInput(text)
     return queue, wanted
 
 
-async def receive(site: HttpContext, request: Request) -> Response:
+async def receive(context: HttpContext, request: Request) -> Response:
     """Takes messages from the queue, waiting for the first. Each returns to the queue unless it is settled in time."""
-    queue, wanted = await _parse(site, request, ReceiveRequest)
-    site.receipts.check_room(wanted.count)
-    bytes_max = site.config.read_bytes_max
-    wait_s = min(wanted.wait_ms, site.config.read_wait_ms_max) / 1000
+    queue, wanted = await _parse(context, request, ReceiveRequest)
+    context.receipts.check_room(wanted.count)
+    bytes_max = context.config.read_bytes_max
+    wait_s = min(wanted.wait_ms, context.config.read_wait_ms_max) / 1000
     queue.vhost.flushes.flush_memory()
     await queue.prepare_get()
     pull = Pull(queue, wanted.count, bytes_max)
     try:
         queue.serve()
         if not pull.received and wait_s > 0:
-            await _wait(site, request, pull, wait_s)
+            await _wait(context, request, pull, wait_s)
         size = sum(len(one.message.body) for one in pull.received)
         request.state.share.take(size)
     except BaseException:
@@ -77,18 +77,18 @@ async def receive(site: HttpContext, request: Request) -> Response:
     finally:
         pull.close()
     received = pull.received
-    receipts = site.receipts.add(queue, received, wanted.visibility_timeout_ms / 1000)
-    site.stats.messages_out += len(received)
+    receipts = context.receipts.add(queue, received, wanted.visibility_timeout_ms / 1000)
+    context.stats.messages_out += len(received)
     answer = await in_thread_if(size, _render, receipts, received)
-    site.stats.bytes_out += len(answer.body)
+    context.stats.bytes_out += len(answer.body)
     return answer
 
 
-async def _wait(site: HttpContext, request: Request, pull: Pull, wait_s: float) -> None:
-    allowance = Allowance(site, request)
+async def _wait(context: HttpContext, request: Request, pull: Pull, wait_s: float) -> None:
+    allowance = Allowance(context, request)
     gone = asyncio.ensure_future(wait_for_disconnect(request.receive))
     try:
-        await asyncio.wait({pull.first, gone, site.stopping}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({pull.first, gone, context.stopping}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         if gone.done():
             raise ClientDisconnected
         allowance.check()
@@ -123,30 +123,30 @@ def _message(receipt: str, received: Received) -> ReceivedMessage:
     return shape
 
 
-async def ack(site: HttpContext, request: Request) -> Response:
+async def ack(context: HttpContext, request: Request) -> Response:
     """Removes messages from the queue; the removal is durable when the response is sent."""
-    queue, wanted = await _parse(site, request, Receipt)
-    outcome = site.receipts.ack(queue, wanted.receipts)
+    queue, wanted = await _parse(context, request, Receipt)
+    outcome = context.receipts.ack(queue, wanted.receipts)
     if outcome.done and queue.durable:
         await queue.vhost.flushes.wait_settles_stored()
     return _settled(outcome)
 
 
-async def nack(site: HttpContext, request: Request) -> Response:
+async def nack(context: HttpContext, request: Request) -> Response:
     """Returns messages to the queue, or dead-letters them."""
-    queue, wanted = await _parse(site, request, Settlement)
+    queue, wanted = await _parse(context, request, Settlement)
     if wanted.requeue:
-        return _settled(site.receipts.requeue(queue, wanted.receipts))
-    outcome = site.receipts.reject(queue, wanted.receipts)
+        return _settled(context.receipts.requeue(queue, wanted.receipts))
+    outcome = context.receipts.reject(queue, wanted.receipts)
     await queue.rejects_moved()
     await queue.vhost.flushes.wait_settles_stored()
     return _settled(outcome)
 
 
-async def extend(site: HttpContext, request: Request) -> Response:
+async def extend(context: HttpContext, request: Request) -> Response:
     """Starts the visibility timeout of messages anew."""
-    queue, wanted = await _parse(site, request, Extension)
-    return _settled(site.receipts.extend(queue, wanted.receipts, wanted.visibility_timeout_ms / 1000))
+    queue, wanted = await _parse(context, request, Extension)
+    return _settled(context.receipts.extend(queue, wanted.receipts, wanted.visibility_timeout_ms / 1000))
 
 
 def _settled(outcome: Outcome) -> Response:

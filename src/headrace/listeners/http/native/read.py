@@ -33,35 +33,35 @@ NEXT_OFFSET = "headrace-next-offset"
 FORMATS = {"json": bodies.JSON, "ndjson": bodies.NDJSON, "raw": bodies.RAW}
 
 
-async def read(site: HttpContext, request: Request) -> Response:
+async def read(context: HttpContext, request: Request) -> Response:
     query = Query(request, "partition", "offset", "timestamp", "limit", "max_bytes", "wait", "format", "encoding")
-    stream = topic_of(site, request)
+    stream = topic_of(context, request)
     partition = stream.partition(query.integer("partition", most=messages.PARTITION_MAX))
     media = _media(request, query)
     limit = query.integer("limit", least=1, most=LIMIT_MAX)
     if media == bodies.RAW and limit not in (None, 1):
         raise InvalidInput("a raw response contains one message: omit limit, or request JSON or NDJSON")
     limit = 1 if media == bodies.RAW else limit or LIMIT
-    bytes_max = page_bytes(site, query)
+    bytes_max = page_bytes(context, query)
     binary = query.choice("encoding", "text", "base64") == "base64"
-    wait_s = min(query.seconds("wait"), site.config.read_wait_ms_max / 1000)
+    wait_s = min(query.seconds("wait"), context.config.read_wait_ms_max / 1000)
     offset = await start_of(partition, query)
     share: BudgetShare = request.state.share
     share.take(bytes_max)
-    largest = UNLIMITED if media == bodies.RAW else site.json_bytes_max
+    largest = UNLIMITED if media == bodies.RAW else context.json_bytes_max
     bounds = {"limit": limit, "bytes_max": bytes_max, "record_bytes_max": largest}
     with other_forms(stream, raw=media != bodies.RAW):
-        page = await site.broker.read(stream, partition, offset, **bounds)
+        page = await context.broker.read(stream, partition, offset, **bounds)
         if not page.records and wait_s > 0:
             offset = page.next_offset
-            if await wait_for(site, request, stream, [(partition, offset)], wait_s):
-                page = await site.broker.read(stream, partition, offset, **bounds)
+            if await wait_for(context, request, stream, [(partition, offset)], wait_s):
+                page = await context.broker.read(stream, partition, offset, **bounds)
         answer: ChunkedResponse | PiecewiseResponse
         if media == bodies.RAW:
-            answer = _render_raw(site, partition.number, page, bytes_max, share)
+            answer = _render_raw(context, partition.number, page, bytes_max, share)
         else:
-            answer = await _render(site, partition.number, page, media, binary, bytes_max, share)
-    site.stats.bytes_out += answer.size
+            answer = await _render(context, partition.number, page, media, binary, bytes_max, share)
+    context.stats.bytes_out += answer.size
     return answer
 
 
@@ -82,62 +82,64 @@ def other_forms(stream: Stream, *, raw: bool) -> Iterator[None]:
         raise error.explained(form=error.form or "as JSON", hint=hint) from None
 
 
-async def last_of_key(site: HttpContext, request: Request) -> Response:
+async def last_of_key(context: HttpContext, request: Request) -> Response:
     """The last message of a key, which is any bytes, percent-encoded."""
     query = Query(request, "encoding")
     binary = query.choice("encoding", "text", "base64") == "base64"
-    key, stream = unquote_to_bytes(request.path_params["key"]), topic_of(site, request)
-    largest, share = site.json_bytes_max, request.state.share
+    key, stream = unquote_to_bytes(request.path_params["key"]), topic_of(context, request)
+    largest, share = context.json_bytes_max, request.state.share
     share.take(BYTES)
     with other_forms(stream, raw=True):
-        found = await site.broker.keys.find(stream, key, record_bytes_max=largest)
+        found = await context.broker.keys.find(stream, key, record_bytes_max=largest)
         [pieces] = await render_messages(
             found.partition, [found.record], binary=binary, bytes_max=BYTES, json_bytes_max=largest, share=share
         )
-    site.stats.messages_out += 1
+    context.stats.messages_out += 1
     answer = pieces_response(pieces, {}, bodies.JSON)
-    site.stats.bytes_out += answer.size
+    context.stats.bytes_out += answer.size
     return answer
 
 
-async def keys(site: HttpContext, request: Request) -> Response:
+async def keys(context: HttpContext, request: Request) -> Response:
     """The last messages of a range of keys, in the order of the keys' bytes."""
     query = Query(request, "from", "to", "prefix", "limit", "max_bytes", "encoding", octets=("from", "to", "prefix"))
     binary = query.choice("encoding", "text", "base64") == "base64"
     limit = query.integer("limit", least=1, most=KEYS_MAX) or KEYS
-    bytes_max = page_bytes(site, query)
+    bytes_max = page_bytes(context, query)
     wanted = KeyRange(query.octets("from") or b"", query.octets("to"))
     prefix = query.octets("prefix")
     if prefix is not None:
         wanted = wanted.within(KeyRange.of_prefix(prefix))
-    largest, share = site.json_bytes_max, request.state.share
+    largest, share = context.json_bytes_max, request.state.share
     share.take(bytes_max)
-    stream = topic_of(site, request)
+    stream = topic_of(context, request)
     listed: list[bytes] = []
     with other_forms(stream, raw=True):
-        page = await site.broker.keys.scan(stream, wanted, limit=limit, bytes_max=bytes_max, record_bytes_max=largest)
+        page = await context.broker.keys.scan(
+            stream, wanted, limit=limit, bytes_max=bytes_max, record_bytes_max=largest
+        )
         for one in page.found:
             [pieces] = await render_messages(
                 one.partition, [one.record], binary=binary, bytes_max=bytes_max, json_bytes_max=largest, share=share
             )
             listed += (b",", *pieces)
-    site.stats.messages_out += len(page.found)
+    context.stats.messages_out += len(page.found)
     next_key = None if page.next_key is None else quote_from_bytes(page.next_key, safe="")
     end = b'],"next":%b}' % msgspec.json.encode(next_key)
     answer = pieces_response([b'{"messages":[', *listed[1:], end], {}, bodies.JSON)
-    site.stats.bytes_out += answer.size
+    context.stats.bytes_out += answer.size
     return answer
 
 
-async def batches(site: HttpContext, request: Request) -> Response:
+async def batches(context: HttpContext, request: Request) -> Response:
     """Whole record batches as they are stored. The first may begin before the requested offset."""
     query = Query(request, "offset", "timestamp", "max_bytes", "wait", "log", "segment", "generation")
-    stream = topic_of(site, request)
-    partition = partition_of(site, request)
+    stream = topic_of(context, request)
+    partition = partition_of(context, request)
     if query.integer("log") not in (None, partition.log_id):
         raise SegmentGone(f"topic {stream.name!r} was deleted and made anew: this is another log")
-    bytes_max = page_bytes(site, query)
-    wait_s = min(query.seconds("wait"), site.config.read_wait_ms_max / 1000)
+    bytes_max = page_bytes(context, query)
+    wait_s = min(query.seconds("wait"), context.config.read_wait_ms_max / 1000)
     segment, generation = query.integer("segment"), query.integer("generation")
     if (segment is None) != (generation is None) or (segment is not None and "wait" in query):
         raise InvalidInput("segment and generation must be given together, and without wait")
@@ -147,14 +149,14 @@ async def batches(site: HttpContext, request: Request) -> Response:
         chunk = await when_loaded(lambda: partition.read_planned_now(segment, generation, offset, bytes_max))
     else:
         chunk = await when_loaded(lambda: partition.read_now(offset, bytes_max))
-    if not chunk.data and wait_s > 0 and await wait_for(site, request, stream, [(partition, offset)], wait_s):
+    if not chunk.data and wait_s > 0 and await wait_for(context, request, stream, [(partition, offset)], wait_s):
         chunk = await when_loaded(lambda: partition.read_now(offset, bytes_max))
-    site.stats.bytes_out += len(chunk.data)
+    context.stats.bytes_out += len(chunk.data)
     return ChunkedResponse(chunk.data, 200, {NEXT_OFFSET: str(chunk.next_offset)}, media_type=bodies.RAW)
 
 
-def page_bytes(site: HttpContext, query: Query) -> int:
-    most = site.config.read_bytes_max
+def page_bytes(context: HttpContext, query: Query) -> int:
+    most = context.config.read_bytes_max
     return query.integer("max_bytes", least=1, most=most) or min(BYTES, most)
 
 
@@ -173,17 +175,19 @@ async def start_of(partition: Partition, query: Query) -> int:
 
 
 async def wait_for(
-    site: HttpContext, request: Request, stream: Stream, wanted: list[tuple[Partition, int]], wait_s: float
+    context: HttpContext, request: Request, stream: Stream, wanted: list[tuple[Partition, int]], wait_s: float
 ) -> bool:
     """Waits until there is something to read; False after the timeout or when the broker stops.
 
     While it waits, the request holds nothing of the memory budget."""
-    readable, allowance = Readable(wanted), Allowance(site, request)
+    readable, allowance = Readable(wanted), Allowance(context, request)
     share: BudgetShare = request.state.share
     size = share.release()
     gone = asyncio.ensure_future(wait_for_disconnect(request.receive))
     try:
-        await asyncio.wait({readable.future, gone, site.stopping}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {readable.future, gone, context.stopping}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
+        )
         if gone.done():
             raise ClientDisconnected
         if stream.is_deleted:
@@ -209,19 +213,19 @@ def _media(request: Request, query: Query) -> str:
 
 
 async def _render(
-    site: HttpContext, partition: int, page: Page, media: str, binary: bool, bytes_max: int, share: BudgetShare
+    context: HttpContext, partition: int, page: Page, media: str, binary: bool, bytes_max: int, share: BudgetShare
 ) -> ChunkedResponse | PiecewiseResponse:
     rendered = await render_messages(
         partition,
         page.records,
         binary=binary,
         bytes_max=bytes_max,
-        json_bytes_max=site.json_bytes_max,
+        json_bytes_max=context.json_bytes_max,
         share=share,
     )
     count = len(rendered)
     next_offset = page.records[count].offset if count < len(page.records) else page.next_offset
-    site.stats.messages_out += count
+    context.stats.messages_out += count
     headers = {NEXT_OFFSET: str(next_offset)}
     if media == bodies.NDJSON:
         return pieces_response([piece for pieces in rendered for piece in (*pieces, b"\n")], headers, bodies.NDJSON)
@@ -230,7 +234,9 @@ async def _render(
     return pieces_response([b'{"messages":[', *listed, end], headers, bodies.JSON)
 
 
-def _render_raw(site: HttpContext, partition: int, page: Page, bytes_max: int, share: BudgetShare) -> ChunkedResponse:
+def _render_raw(
+    context: HttpContext, partition: int, page: Page, bytes_max: int, share: BudgetShare
+) -> ChunkedResponse:
     headers = {NEXT_OFFSET: str(page.next_offset)}
     if not page.records:
         return ChunkedResponse(None, 204, headers)
@@ -238,7 +244,7 @@ def _render_raw(site: HttpContext, partition: int, page: Page, bytes_max: int, s
     size = messages.record_bytes(record)
     if size > bytes_max:
         share.take_chunk(size - bytes_max)
-    site.stats.messages_out += 1
+    context.stats.messages_out += 1
     headers |= {
         "headrace-partition": str(partition),
         "headrace-offset": str(record.offset),

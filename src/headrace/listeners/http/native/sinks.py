@@ -15,15 +15,15 @@ from headrace.listeners.http.server.requests import Query, decode, path_name, re
 COMMIT_BYTES_MAX = 16 << 20
 
 
-async def stage(site: HttpContext, request: Request) -> Response:
+async def stage(context: HttpContext, request: Request) -> Response:
     """Stores whole batches, validated and durable when the response is sent, but invisible until committed."""
     Query(request)
-    config = site.config
-    site.broker.pressure.check()
-    body = await read_messages_body(site, request)
+    config = context.config
+    context.broker.pressure.check()
+    body = await read_messages_body(context, request)
     if not body:
         raise InvalidInput("the request body contains no record batch")
-    stored = await site.broker.staging.store(
+    stored = await context.broker.uploads.store(
         path_name(request, "staged"),
         body,
         batch_bytes_max=config.stream.batch_bytes_max,
@@ -33,13 +33,13 @@ async def stage(site: HttpContext, request: Request) -> Response:
     return json_response(staged, 201)
 
 
-async def discard(site: HttpContext, request: Request) -> Response:
+async def discard(context: HttpContext, request: Request) -> Response:
     Query(request)
-    await site.broker.staging.remove([path_name(request, "staged")])
+    await context.broker.uploads.remove([path_name(request, "staged")])
     return Response(status_code=204)
 
 
-async def commit(site: HttpContext, request: Request) -> Response:
+async def commit(context: HttpContext, request: Request) -> Response:
     """Stores all parts or none, once per writer and batch. A repeated commit returns the result of the first."""
     Query(request)
     text = request.path_params["batch"]
@@ -56,22 +56,22 @@ async def commit(site: HttpContext, request: Request) -> Response:
         caller.write_something()
     for topic in dict.fromkeys(part.topic for part in parts):
         caller.write(topic)
-    outcome = await site.broker.ledger.commit(path_name(request, "writer"), batch, parts, caller.claim_writer)
+    outcome = await context.broker.ledger.commit(path_name(request, "writer"), batch, parts, caller.claim_writer)
     committed: SinkOutcome = {"duplicate": outcome.duplicate, **describe(outcome.line)}
     return json_response(committed)
 
 
-async def list_writers(site: HttpContext, request: Request) -> Response:
+async def list_writers(context: HttpContext, request: Request) -> Response:
     Query(request)
-    lines = site.broker.ledger.lines()
+    lines = context.broker.ledger.lines()
     writers: Writers = {"writers": [{"writer": name, **describe(lines[name])} for name in sorted(lines)]}
     return json_response(writers)
 
 
-async def get_writer(site: HttpContext, request: Request) -> Response:
+async def get_writer(context: HttpContext, request: Request) -> Response:
     Query(request)
     name = path_name(request, "writer")
-    writer: Writer = {"writer": name, **describe(site.broker.ledger.get(name))}
+    writer: Writer = {"writer": name, **describe(context.broker.ledger.get(name))}
     return json_response(writer)
 
 

@@ -23,12 +23,12 @@ LAST_CHANGES_S = 0.3  # how long a stopping broker waits for the last changes
 HELLO_BYTES_MAX = 64 << 20
 
 
-async def list_standbys(site: HttpContext, request: Request) -> Response:
+async def list_standbys(context: HttpContext, request: Request) -> Response:
     Query(request)
-    return json_response(site.broker.standbys.describe())
+    return json_response(context.broker.standbys.describe())
 
 
-async def follow(site: HttpContext, request: Request) -> Response:
+async def follow(context: HttpContext, request: Request) -> Response:
     """Streams the data folder and every change to it until the standby disconnects."""
     Query(request)
     fields = await read_json(request, _own_budget(), HELLO_BYTES_MAX)
@@ -38,13 +38,13 @@ async def follow(site: HttpContext, request: Request) -> Response:
         raise InvalidInput(
             f"this broker sends format {FORMAT} of the change stream: a leader and its standbys must run one version"
         )
-    folder = await asyncio.get_running_loop().run_in_executor(None, site.broker.standbys.folder_id)
+    folder = await asyncio.get_running_loop().run_in_executor(None, context.broker.standbys.folder_id)
     client = request.client
     address = source_of(client.host if client else None)
     kept = {path: RetainedChange(size, crc) for path, (size, crc) in hello.kept.items()}
-    follower = site.broker.standbys.attach(hello.name, address, hello.copy, kept)
-    keep_checking(site, follows, request)
-    return Changes(site, request, follower, folder)
+    follower = context.broker.standbys.attach(hello.name, address, hello.copy, kept)
+    keep_checking(context, follows, request)
+    return ChangesResponse(context, request, follower, folder)
 
 
 def _own_budget() -> BudgetShare:
@@ -60,25 +60,25 @@ def _check_names(fields: dict[str, Any]) -> None:
         raise InvalidInput(f"the id of a copy must have 1 to {STANDBY_NAME_CHARS_MAX} characters")
 
 
-async def confirm(site: HttpContext, request: Request) -> Response:
+async def confirm(context: HttpContext, request: Request) -> Response:
     """Confirms changes up to a position, 0 while the standby copies. Also the standby's sign of life."""
     Query(request)
     confirmed = decode(await read_json(request, _own_budget()), StandbyPosition)
-    site.broker.standbys.confirm(path_name(request, "standby"), confirmed.position)
+    context.broker.standbys.confirm(path_name(request, "standby"), confirmed.position)
     return json_response(confirmed)
 
 
-class Changes(Response):
+class ChangesResponse(Response):
     """The change stream of one standby."""
 
-    def __init__(self, site: HttpContext, request: Request, follower: Follower, folder: str) -> None:
+    def __init__(self, context: HttpContext, request: Request, follower: Follower, folder: str) -> None:
         super().__init__(None, 200, {"cache-control": "no-store"}, media_type=MEDIA)
         del self.headers["content-length"]
-        self._site = site
-        self._standbys = site.broker.standbys
-        self._allowance = Allowance(site, request)
+        self._context = context
+        self._standbys = context.broker.standbys
+        self._allowance = Allowance(context, request)
         self._follower = follower
-        self._hello = follower.hello(__version__, folder=folder, waits=site.broker.standbys.wanted > 0)
+        self._hello = follower.hello(__version__, folder=folder, waits=context.broker.standbys.wanted > 0)
         self._reason = "it disconnected"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,7 +101,7 @@ class Changes(Response):
             if feed.lost is not None or self._standbys.is_silent(self._follower):
                 self._reason = feed.lost or "it has not confirmed anything for too long"
                 return
-            if self._site.stopping.done() and feed.is_copying:
+            if self._context.stopping.done() and feed.is_copying:
                 self._reason = "the broker is stopping"
                 return
             data = feed.take()
@@ -122,12 +122,12 @@ class Changes(Response):
     async def _wait(self, send: Send, gone: "asyncio.Future[None]") -> bool:
         """Waits for changes to send. False when the broker is stopping and no more changes come: other requests get a
         moment to finish first, so that a planned switch to the standby loses nothing."""
-        news, is_stopping = self._follower.news, self._site.stopping.done()
+        news, is_stopping = self._follower.news, self._context.stopping.done()
         news.clear()
         if not self._follower.feed.wait():
             return True
         waiting = asyncio.ensure_future(news.wait())
-        wanted: set[asyncio.Future[Any]] = {waiting, gone} if is_stopping else {waiting, gone, self._site.stopping}
+        wanted: set[asyncio.Future[Any]] = {waiting, gone} if is_stopping else {waiting, gone, self._context.stopping}
         try:
             timeout_s = LAST_CHANGES_S if is_stopping else HEARTBEAT_S
             done, _ = await asyncio.wait(wanted, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -138,6 +138,6 @@ class Changes(Response):
         return bool(done) or not is_stopping
 
     async def _send(self, send: Send, data: bytes) -> None:
-        self._site.stats.bytes_out += len(data)
+        self._context.stats.bytes_out += len(data)
         await send({"type": "http.response.body", "body": data, "more_body": True})
         await asyncio.sleep(0)  # a standby that keeps up must not monopolise the event loop

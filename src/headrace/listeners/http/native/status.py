@@ -21,26 +21,26 @@ def archived_segments(broker: Broker) -> list[int]:
     return [size for partition in partitions for size in partition.archived_sizes]
 
 
-async def health(site: HttpContext, request: Request) -> Response:
+async def health(context: HttpContext, request: Request) -> Response:
     """Readiness probe: 200 while the broker accepts messages, 503 with the reason otherwise."""
     Query(request)
-    reason = site.broker.why_not_ready()
+    reason = context.broker.why_not_ready()
     state: Health = {"status": "ok" if reason is None else "unavailable", "live": True, "ready": reason is None}
     if reason is not None:
         state["reason"] = reason
     return json_response(state, 200 if reason is None else 503)
 
 
-async def live(site: HttpContext, request: Request) -> Response:
+async def live(context: HttpContext, request: Request) -> Response:
     """Liveness probe: 200 while the process responds. A full disk is no reason to restart it."""
     Query(request)
     state: Live = {"status": "ok", "live": True}
     return json_response(state)
 
 
-async def status(site: HttpContext, request: Request) -> Response:
+async def status(context: HttpContext, request: Request) -> Response:
     Query(request)
-    broker = site.broker
+    broker = context.broker
     archived = archived_segments(broker)
     found: Status = {
         "version": __version__,
@@ -53,8 +53,8 @@ async def status(site: HttpContext, request: Request) -> Response:
         "tier_dir": broker.storage.tier_dir,
         "archived_segments": len(archived),
         "archived_bytes": sum(archived),
-        "listeners": site.addresses,
-        "tls": site.listeners_with_tls,
+        "listeners": context.addresses,
+        "tls": context.listeners_with_tls,
         "topics": len(broker.streams),
         "partitions": sum(len(stream.partitions) for stream in broker.streams),
         "cursors": len(broker.cursors),

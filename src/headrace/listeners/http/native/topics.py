@@ -14,48 +14,48 @@ from headrace.listeners.http.server.context import HttpContext, json_response
 from headrace.listeners.http.server.requests import Query, decode, path_name, read_json, refuse_unknown
 
 
-async def list_topics(site: HttpContext, request: Request) -> Response:
+async def list_topics(context: HttpContext, request: Request) -> Response:
     Query(request)
-    topics: Topics = {"topics": await YieldEvery().map(summary, site.broker.streams.list())}
+    topics: Topics = {"topics": await YieldEvery().map(summary, context.broker.streams.list())}
     return json_response(topics)
 
 
-async def create_topic(site: HttpContext, request: Request) -> Response:
+async def create_topic(context: HttpContext, request: Request) -> Response:
     Query(request)
     fields = await read_json(request, request.state.share)
     refuse_unknown(fields, NewTopic)
     wanted = decode(fields, NewTopic)
     check_topic_name(wanted.name)
     caller_of(request).configure(wanted.name)
-    partitions = site.config.auto_create_partitions if wanted.partitions is None else wanted.partitions
-    stream = await site.broker.streams.create(wanted.name, partitions, wanted.config or {})
+    partitions = context.config.auto_create_partitions if wanted.partitions is None else wanted.partitions
+    stream = await context.broker.streams.create(wanted.name, partitions, wanted.config or {})
     return json_response(describe(stream), 201, {"location": f"/topics/{quote(wanted.name, safe='')}"})
 
 
-async def describe_topic(site: HttpContext, request: Request) -> Response:
+async def describe_topic(context: HttpContext, request: Request) -> Response:
     Query(request)
-    return json_response(describe(topic_of(site, request)))
+    return json_response(describe(topic_of(context, request)))
 
 
-async def configure_topic(site: HttpContext, request: Request) -> Response:
+async def configure_topic(context: HttpContext, request: Request) -> Response:
     Query(request)
-    name = topic_of(site, request).name
+    name = topic_of(context, request).name
     fields = await read_json(request, request.state.share)
     refuse_unknown(fields, TopicChange)
     change = decode(fields, TopicChange)
-    stream = await site.broker.streams.configure(name, change.config or {}, partitions=change.partitions)
+    stream = await context.broker.streams.configure(name, change.config or {}, partitions=change.partitions)
     return json_response(describe(stream))
 
 
-async def delete_topic(site: HttpContext, request: Request) -> Response:
+async def delete_topic(context: HttpContext, request: Request) -> Response:
     Query(request)
-    await site.broker.streams.delete(topic_of(site, request).name)
+    await context.broker.streams.delete(topic_of(context, request).name)
     return Response(status_code=204)
 
 
-async def offsets(site: HttpContext, request: Request) -> Response:
+async def offsets(context: HttpContext, request: Request) -> Response:
     Query(request)
-    stream = topic_of(site, request)
+    stream = topic_of(context, request)
     found: Offsets = {
         "topic": stream.name,
         "partitions": [
@@ -65,8 +65,8 @@ async def offsets(site: HttpContext, request: Request) -> Response:
     return json_response(found)
 
 
-def topic_of(site: HttpContext, request: Request) -> Stream:
-    return site.broker.streams.get(path_name(request, "topic"))
+def topic_of(context: HttpContext, request: Request) -> Stream:
+    return context.broker.streams.get(path_name(request, "topic"))
 
 
 def summary(stream: Stream) -> Summary:

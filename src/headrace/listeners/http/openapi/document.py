@@ -53,9 +53,9 @@ GENERATION = in_query("generation", OFFSET, "Generation of the segment, as a lea
 NEXT_OFFSET: Description = {"description": "The offset to read next.", "schema": OFFSET}
 
 
-async def serve(site: HttpContext, request: Request) -> Response:
+async def serve(context: HttpContext, request: Request) -> Response:
     Query(request)
-    return json_response(document(site.config))
+    return json_response(document(context.config))
 
 
 def document(config: Config) -> Description:

@@ -1,1 +1,3 @@
 """Confluent's schema registry API under /registry, over the broker's schema registry."""
+
+PREFIX = "/registry"

@@ -13,8 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headrace.broker.schemas.registry import TOPIC, check_subject
+from headrace.broker.schemas.registry import check_subject
+from headrace.broker.schemas.topic import TOPIC
 from headrace.errors import InvalidInput, MalformedJson
+from headrace.listeners.http.registry import PREFIX
 from headrace.listeners.http.server.authentication import Caller
 from headrace.listeners.http.server.authorization import Handler, Need, router
 from headrace.listeners.http.server.context import ChunkedResponse, HttpContext
@@ -34,7 +36,7 @@ from headrace.schemas.state import (
     Config,
     Content,
     Reference,
-    State,
+    RegistryState,
     Version,
     content_shape,
 )
@@ -43,7 +45,6 @@ from headrace.wire.http import strict_json
 
 logger = logging.getLogger("headrace.http")
 
-PREFIX = "/registry"
 MEDIA = "application/vnd.schemaregistry.v1+json"
 BODY_BYTES_MAX = 4 << 20
 DEFAULT_CONTEXT, ALL_CONTEXTS = ":.:", ":*:"  # newer clients put a context before names and prefixes
@@ -127,35 +128,35 @@ def _page(query: Query, found: Sequence[Any], most: int | None = None) -> Sequen
     return found[offset : offset + min(limits)] if limits else found[offset:]
 
 
-async def _rendered(site: HttpContext, query: Query, content: Content) -> dict[str, Any]:
+async def _rendered(context: HttpContext, query: Query, content: Content) -> dict[str, Any]:
     shape = content_shape(content)
     if query.text("format") == "serialized" and content.kind == PROTOBUF:
-        shape["schema"] = await site.broker.schemas.serialized(content)
+        shape["schema"] = await context.broker.schemas.registry.serialized(content)
     return shape
 
 
 # Schemas by id
 
 
-async def types(site: HttpContext, request: Request) -> Response:
+async def types(context: HttpContext, request: Request) -> Response:
     return _response(list(KINDS))
 
 
-async def by_id(site: HttpContext, request: Request) -> Response:
-    known, query = await site.broker.schemas.current(), _query(request)
-    shape = await _rendered(site, query, known.content(_id(request)))
+async def by_id(context: HttpContext, request: Request) -> Response:
+    known, query = await context.broker.schemas.registry.current(), _query(request)
+    shape = await _rendered(context, query, known.content(_id(request)))
     return _response({**shape, "maxId": known.last_id} if _is(query, "fetchMaxId") else shape)
 
 
-async def text_by_id(site: HttpContext, request: Request) -> Response:
-    known, query = await site.broker.schemas.current(), _query(request)
-    shape = await _rendered(site, query, known.content(_id(request)))
+async def text_by_id(context: HttpContext, request: Request) -> Response:
+    known, query = await context.broker.schemas.registry.current(), _query(request)
+    shape = await _rendered(context, query, known.content(_id(request)))
     return ChunkedResponse(shape["schema"].encode(), 200, media_type=MEDIA)
 
 
-async def uses(site: HttpContext, request: Request) -> Response:
+async def uses(context: HttpContext, request: Request) -> Response:
     """Subjects, or subjects and versions, that use a schema id."""
-    known, query = await site.broker.schemas.current(), _query(request)
+    known, query = await context.broker.schemas.registry.current(), _query(request)
     number = _id(request)
     known.content(number)
     found = [one for one in known.uses(number) if _is(query, "deleted") or not one.deleted]
@@ -164,8 +165,8 @@ async def uses(site: HttpContext, request: Request) -> Response:
     return _response(_page(query, [{"subject": one.subject, "version": one.version} for one in sorted(found)]))
 
 
-async def list_schemas(site: HttpContext, request: Request) -> Response:
-    known, query = await site.broker.schemas.current(), _query(request)
+async def list_schemas(context: HttpContext, request: Request) -> Response:
+    known, query = await context.broker.schemas.registry.current(), _query(request)
     found: list[Version] = []
     for subject in _names(known, query):
         versions = known.versions(subject, deleted=_is(query, "deleted"))
@@ -181,7 +182,7 @@ async def list_schemas(site: HttpContext, request: Request) -> Response:
 # Subjects
 
 
-def _names(known: State, query: Query) -> list[str]:
+def _names(known: RegistryState, query: Query) -> list[str]:
     prefix = (query.text("subjectPrefix") or "").removeprefix(DEFAULT_CONTEXT).removeprefix(ALL_CONTEXTS)
     names = known.subjects(deleted=_is(query, "deleted") or _is(query, "deletedOnly"))
     if _is(query, "deletedOnly"):
@@ -189,38 +190,38 @@ def _names(known: State, query: Query) -> list[str]:
     return [name for name in names if name.startswith(prefix)]
 
 
-async def list_subjects(site: HttpContext, request: Request) -> Response:
-    known, query = await site.broker.schemas.current(), _query(request)
+async def list_subjects(context: HttpContext, request: Request) -> Response:
+    known, query = await context.broker.schemas.registry.current(), _query(request)
     return _response(_page(query, _names(known, query)))
 
 
-async def look_up(site: HttpContext, request: Request) -> Response:
+async def look_up(context: HttpContext, request: Request) -> Response:
     query, body = _query(request), await _body(request)
     subject, wanted = _subject(request), {name: _is(query, name) for name in ("deleted", "normalize")}
-    found = await site.broker.schemas.look_up(subject, _content(body), **wanted)
+    found = await context.broker.schemas.registry.look_up(subject, _content(body), **wanted)
     return _response(found.shape())
 
 
-async def latest_with_metadata(site: HttpContext, request: Request) -> Response:
+async def latest_with_metadata(context: HttpContext, request: Request) -> Response:
     """The latest version whose metadata has all the given properties."""
-    known, query, subject = await site.broker.schemas.current(), _query(request), _subject(request)
+    known, query, subject = await context.broker.schemas.registry.current(), _query(request), _subject(request)
     wanted = dict(zip(query.texts("key"), query.texts("value"), strict=False))
     versions = known.versions(subject, deleted=_is(query, "deleted"))
     if not versions:
         raise refusals.subject_not_found(subject)
     for one in reversed(versions):
         if one.content.metadata and wanted.items() <= contract.properties(one.content.metadata).items():
-            return _response({**one.shape(), **await _rendered(site, query, one.content)})
+            return _response({**one.shape(), **await _rendered(context, query, one.content)})
     raise refusals.schema_not_found()
 
 
-async def delete_subject(site: HttpContext, request: Request) -> Response:
+async def delete_subject(context: HttpContext, request: Request) -> Response:
     permanent = _is(_query(request), "permanent")
-    return _response(await site.broker.schemas.delete_subject(_subject(request), permanent=permanent))
+    return _response(await context.broker.schemas.registry.delete_subject(_subject(request), permanent=permanent))
 
 
-async def list_versions(site: HttpContext, request: Request) -> Response:
-    known, query, subject = await site.broker.schemas.current(), _query(request), _subject(request)
+async def list_versions(context: HttpContext, request: Request) -> Response:
+    known, query, subject = await context.broker.schemas.registry.current(), _query(request), _subject(request)
     only, as_negative = _is(query, "deletedOnly"), _is(query, "deletedAsNegative")
     found = known.versions(subject, deleted=_is(query, "deleted") or only or as_negative)
     if not found:
@@ -229,14 +230,14 @@ async def list_versions(site: HttpContext, request: Request) -> Response:
     return _response(_page(query, numbers))
 
 
-async def register(site: HttpContext, request: Request) -> Response:
+async def register(context: HttpContext, request: Request) -> Response:
     query = _query(request)
     subject, body = _subject(request), await _body(request)
-    site.broker.pressure.check()
+    context.broker.pressure.check()
     for number in (body.id, body.version):
         if (number or 0) > VERSION_MAX or body.id == 0:
             raise refusals.invalid_version(str(number))
-    made = await site.broker.schemas.register(
+    made = await context.broker.schemas.registry.register(
         subject,
         _content(body),
         schema_id=body.id if (body.id or 0) > 0 else None,
@@ -247,42 +248,42 @@ async def register(site: HttpContext, request: Request) -> Response:
     return _response({"id": made.id, "version": made.version})
 
 
-async def get_version(site: HttpContext, request: Request) -> Response:
-    known, query, subject = await site.broker.schemas.current(), _query(request), _subject(request)
+async def get_version(context: HttpContext, request: Request) -> Response:
+    known, query, subject = await context.broker.schemas.registry.current(), _query(request), _subject(request)
     found = known.version(subject, _version(request), deleted=_is(query, "deleted"))
-    return _response({**found.shape(), **await _rendered(site, query, found.content)})
+    return _response({**found.shape(), **await _rendered(context, query, found.content)})
 
 
-async def get_text(site: HttpContext, request: Request) -> Response:
-    known, query, subject = await site.broker.schemas.current(), _query(request), _subject(request)
+async def get_text(context: HttpContext, request: Request) -> Response:
+    known, query, subject = await context.broker.schemas.registry.current(), _query(request), _subject(request)
     found = known.version(subject, _version(request), deleted=_is(query, "deleted"))
-    shape = await _rendered(site, query, found.content)
+    shape = await _rendered(context, query, found.content)
     return ChunkedResponse(shape["schema"].encode(), 200, media_type=MEDIA)
 
 
-async def referred_by(site: HttpContext, request: Request) -> Response:
-    known, query, subject = await site.broker.schemas.current(), _query(request), _subject(request)
+async def referred_by(context: HttpContext, request: Request) -> Response:
+    known, query, subject = await context.broker.schemas.registry.current(), _query(request), _subject(request)
     one = known.version(subject, _version(request), deleted=True)
     users = known.referred_by(subject, one.version, deleted=_is(query, "deleted"))
     return _response(_page(query, sorted({user.id for user in users})))
 
 
-async def delete_version(site: HttpContext, request: Request) -> Response:
+async def delete_version(context: HttpContext, request: Request) -> Response:
     permanent = _is(_query(request), "permanent")
     subject, number = _subject(request), _version(request)
-    return _response(await site.broker.schemas.delete_version(subject, number, permanent=permanent))
+    return _response(await context.broker.schemas.registry.delete_version(subject, number, permanent=permanent))
 
 
 # Compatibility
 
 
-async def compare(site: HttpContext, request: Request) -> Response:
+async def compare(context: HttpContext, request: Request) -> Response:
     """Checks against one version, or against those that the subject's compatibility level requires."""
     query, subject, body = _query(request), _subject(request), await _body(request)
     number = _version(request) if "version" in request.path_params else None
     normalize, verbose = _is(query, "normalize"), _is(query, "verbose")
     try:
-        found = await site.broker.schemas.differences(subject, _content(body), number, normalize=normalize)
+        found = await context.broker.schemas.registry.differences(subject, _content(body), number, normalize=normalize)
     except RegistryError as error:
         if not verbose or error.code != refusals.INVALID_SCHEMA:
             raise
@@ -291,8 +292,8 @@ async def compare(site: HttpContext, request: Request) -> Response:
     return _response({**shape, "messages": found} if verbose else shape)
 
 
-async def get_config(site: HttpContext, request: Request) -> Response:
-    known, query = await site.broker.schemas.current(), _query(request)
+async def get_config(context: HttpContext, request: Request) -> Response:
+    known, query = await context.broker.schemas.registry.current(), _query(request)
     if "subject" not in request.path_params:
         return _response(known.config())
     subject = _subject(request)
@@ -302,11 +303,11 @@ async def get_config(site: HttpContext, request: Request) -> Response:
     return _response(config)
 
 
-async def put_config(site: HttpContext, request: Request) -> Response:
+async def put_config(context: HttpContext, request: Request) -> Response:
     """Changes only the given fields; null restores the default."""
     _query(request)
     subject = _subject(request) if "subject" in request.path_params else None
-    config = await site.broker.schemas.set_config(subject, _changes(await _json(request)))
+    config = await context.broker.schemas.registry.set_config(subject, _changes(await _json(request)))
     if LEVEL in config:
         config = {"compatibility": config.pop(LEVEL), **config}
     return _response(config)
@@ -339,18 +340,18 @@ def _changes(asked: dict[str, Any]) -> Config:
     return changes
 
 
-async def delete_config(site: HttpContext, request: Request) -> Response:
+async def delete_config(context: HttpContext, request: Request) -> Response:
     """Returns the previous value."""
     _query(request)
     subject = _subject(request) if "subject" in request.path_params else None
-    return _response(await site.broker.schemas.delete_config(subject))
+    return _response(await context.broker.schemas.registry.delete_config(subject))
 
 
 # Modes
 
 
-async def get_mode(site: HttpContext, request: Request) -> Response:
-    known, query = await site.broker.schemas.current(), _query(request)
+async def get_mode(context: HttpContext, request: Request) -> Response:
+    known, query = await context.broker.schemas.registry.current(), _query(request)
     if "subject" not in request.path_params:
         return _response({"mode": known.mode()})
     subject = _subject(request)
@@ -360,39 +361,39 @@ async def get_mode(site: HttpContext, request: Request) -> Response:
     return _response({"mode": mode})
 
 
-async def put_mode(site: HttpContext, request: Request) -> Response:
+async def put_mode(context: HttpContext, request: Request) -> Response:
     query = _query(request)
     subject = _subject(request) if "subject" in request.path_params else None
     mode = (await _json(request)).get("mode")
     if not isinstance(mode, str) or mode.upper() not in MODES:
         raise refusals.invalid_mode()
-    await site.broker.schemas.set_mode(subject, mode.upper(), force=_is(query, "force"))
+    await context.broker.schemas.registry.set_mode(subject, mode.upper(), force=_is(query, "force"))
     return _response({"mode": mode.upper()})
 
 
-async def delete_mode(site: HttpContext, request: Request) -> Response:
+async def delete_mode(context: HttpContext, request: Request) -> Response:
     """Returns the previous value."""
     _query(request)
     subject = _subject(request) if "subject" in request.path_params else None
-    return _response({"mode": await site.broker.schemas.delete_mode(subject)})
+    return _response({"mode": await context.broker.schemas.registry.delete_mode(subject)})
 
 
 # Everything else
 
 
-async def root(site: HttpContext, request: Request) -> Response:
+async def root(context: HttpContext, request: Request) -> Response:
     return _response({})
 
 
-async def contexts(site: HttpContext, request: Request) -> Response:
+async def contexts(context: HttpContext, request: Request) -> Response:
     return _response(["."])
 
 
-async def cluster(site: HttpContext, request: Request) -> Response:
+async def cluster(context: HttpContext, request: Request) -> Response:
     return _response({"id": "headrace", "scope": {"path": [], "clusters": {}}})
 
 
-async def version(site: HttpContext, request: Request) -> Response:
+async def version(context: HttpContext, request: Request) -> Response:
     return _response({"version": __version__, "commitId": ""})
 
 
@@ -445,9 +446,9 @@ ROUTES: tuple[tuple[str, str, Handler, Need], ...] = (
 class Registry:
     """ASGI application for all paths under /registry."""
 
-    def __init__(self, site: HttpContext) -> None:
-        self._site = site
-        self._router = router(site, ROUTES, prefix=PREFIX)
+    def __init__(self, context: HttpContext) -> None:
+        self._context = context
+        self._router = router(context, ROUTES, prefix=PREFIX)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["path"] = scope["path"].rstrip("/")
@@ -456,7 +457,7 @@ class Registry:
         except ClientDisconnected:
             raise
         except Exception as error:  # noqa: BLE001 - the outermost handler of this API
-            damage = self._site.broker.schemas.damage
+            damage = self._context.broker.schemas.registry.damage
             is_missing = isinstance(error, RegistryError) and error.code // 100 == 404
             # A client that gets 404 gives the message up, but the schema may be in the damaged part of the log.
             await _error_response(damage if damage is not None and is_missing else error)(scope, receive, send)

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.errors import CrossOrigin, NotFound
 from headrace.listeners.common.addresses import source_of
@@ -28,8 +28,7 @@ from headrace.listeners.http.native import (
     topics,
 )
 from headrace.listeners.http.openapi import document
-from headrace.listeners.http.registry.routes import PREFIX as REGISTRY
-from headrace.listeners.http.registry.routes import Registry
+from headrace.listeners.http.registry import PREFIX as REGISTRY
 from headrace.listeners.http.server.authorization import (
     Handler,
     Need,
@@ -121,12 +120,12 @@ CROSS_ORIGIN = "requests from pages of other origins are refused"
 class App:
     """Dispatches every request to its API, and turns every exception into a response."""
 
-    def __init__(self, site: HttpContext) -> None:
-        self._site = site
-        self._router = router(site, ROUTES)
-        self._api = Api(site)
-        self._registry = Registry(site)
-        self._pages = router(site, (("GET", path, handler, public) for path, handler in PAGES))
+    def __init__(self, context: HttpContext) -> None:
+        self._context = context
+        self._router = router(context, ROUTES)
+        self._api = Api(context)
+        self._registry: ASGIApp | None = None  # loaded when it is first used
+        self._pages = router(context, (("GET", path, handler, public) for path, handler in PAGES))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Match routes before decoding: an encoded slash (%2F) is part of a name, not a separator.
@@ -138,11 +137,11 @@ class App:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                self._site.stats.count(str(message["status"]))
+                self._context.stats.count(str(message["status"]))
             await send(message)
 
         client = scope.get("client")
-        with self._site.budget.share(source_of(client[0] if client else None)) as share:
+        with self._context.budget.share(source_of(client[0] if client else None)) as share:
             scope.setdefault("state", {})["share"] = share
             try:
                 _refuse_other_origins(scope)
@@ -151,7 +150,10 @@ class App:
                 elif scope["path"].startswith("/api/") or scope["path"] == "/api":
                     await self._api(scope, receive, count_and_send)
                 elif scope["path"].startswith(f"{REGISTRY}/") or scope["path"] == REGISTRY:
-                    await self._registry(scope, receive, count_and_send)
+                    registry = self._registry
+                    if registry is None:
+                        registry = self._registry = await asyncio.to_thread(_load_registry, self._context)
+                    await registry(scope, receive, count_and_send)
                 else:
                     await self._router(scope, receive, count_and_send)
             except (ClientDisconnected, asyncio.CancelledError):
@@ -162,6 +164,13 @@ class App:
                 response = _error_response(error, scope)
                 if not started:
                     await response(scope, receive, count_and_send)
+
+
+def _load_registry(context: HttpContext) -> ASGIApp:
+    """The schema registry. Its modules take some ten milliseconds to import, so this runs in a thread."""
+    from headrace.listeners.http.registry.routes import Registry
+
+    return Registry(context)
 
 
 def _error_response(error: Exception, scope: Scope) -> Response:

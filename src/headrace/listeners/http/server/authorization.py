@@ -128,7 +128,7 @@ def binds(caller: Caller, request: Request) -> None:
 
 
 def router(
-    site: HttpContext,
+    context: HttpContext,
     routes: Iterable[tuple[str, str, Handler, Need]],
     *,
     prefix: str = "",
@@ -139,26 +139,26 @@ def router(
     for method, path, handler, need in routes:
         by_path.setdefault(prefix + path, {})[method] = (handler, need)
     made = [
-        Route(path, functools.partial(dispatch, site, handlers, always_authenticate), methods=list(handlers))
+        Route(path, functools.partial(dispatch, context, handlers, always_authenticate), methods=list(handlers))
         for path, handlers in by_path.items()
     ]
     return Router(made, redirect_slashes=False)
 
 
-async def dispatch(site: HttpContext, handlers: Handlers, always_authenticate: bool, request: Request) -> Response:
+async def dispatch(context: HttpContext, handlers: Handlers, always_authenticate: bool, request: Request) -> Response:
     """Calls the handler of the method after checking the permission of its route."""
     handler, need = handlers["GET" if request.method == "HEAD" else request.method]
     state = request.scope["state"]
     if need is public:
-        state["caller"] = site.gate.any_user
-    elif site.gate.is_open and not always_authenticate and need is not follows:
-        state["caller"] = site.gate.anonymous(request.scope)
+        state["caller"] = context.gate.any_user
+    elif context.gate.is_open and not always_authenticate and need is not follows:
+        state["caller"] = context.gate.anonymous(request.scope)
     else:
-        state["caller"] = admit(site, need, request)
-    state["still_allowed"] = functools.partial(_check_again, site, need, always_authenticate, request)
+        state["caller"] = admit(context, need, request)
+    state["still_allowed"] = functools.partial(_check_again, context, need, always_authenticate, request)
     if request.method not in READ_METHODS:
-        return await handler(site, request)
-    response = await handler(site, request)
+        return await handler(context, request)
+    response = await handler(context, request)
     _take_budget(response, state["share"])
     return response
 
@@ -171,28 +171,28 @@ def _take_budget(response: Response, share: BudgetShare) -> None:
         share.take(size - share.held)
 
 
-def admit(site: HttpContext, need: Need, request: Request) -> Caller:
-    caller = site.gate.caller(request.scope)
+def admit(context: HttpContext, need: Need, request: Request) -> Caller:
+    caller = context.gate.caller(request.scope)
     need(caller, request)
     return caller
 
 
-def _check_again(site: HttpContext, need: Need, always_authenticate: bool, request: Request) -> None:
+def _check_again(context: HttpContext, need: Need, always_authenticate: bool, request: Request) -> None:
     """Checks the permission of a long response again, with the current users and permissions."""
-    if always_authenticate or not site.gate.is_open:
-        request.scope["state"]["caller"] = admit(site, need, request)
+    if always_authenticate or not context.gate.is_open:
+        request.scope["state"]["caller"] = admit(context, need, request)
 
 
-def keep_checking(site: HttpContext, need: Need, request: Request) -> None:
+def keep_checking(context: HttpContext, need: Need, request: Request) -> None:
     """Lets a streaming response to another method than GET use an Allowance."""
-    request.scope["state"]["still_allowed"] = functools.partial(_check_again, site, need, True, request)
+    request.scope["state"]["still_allowed"] = functools.partial(_check_again, context, need, True, request)
 
 
 class Allowance:
     """Checks whether the caller of a long response still has its permission. Cheap unless users have changed."""
 
-    def __init__(self, site: HttpContext, request: Request) -> None:
-        self._gate = site.gate
+    def __init__(self, context: HttpContext, request: Request) -> None:
+        self._gate = context.gate
         self._check: Callable[[], None] = request.state.still_allowed
         self._version = self._gate.version
 

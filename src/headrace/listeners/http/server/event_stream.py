@@ -24,11 +24,11 @@ class EventStreamResponse(Response):
 
     starts_with_heartbeat = True  # tells the client that it is connected before the first event
 
-    def __init__(self, site: HttpContext, request: Request) -> None:
+    def __init__(self, context: HttpContext, request: Request) -> None:
         super().__init__(None, 200, {"cache-control": "no-store"}, media_type=bodies.EVENTS)
         del self.headers["content-length"]
-        self._site = site
-        self._allowance = Allowance(site, request)
+        self._context = context
+        self._allowance = Allowance(context, request)
         self._gone: asyncio.Future[None]
         self._send_message: Send
 
@@ -42,7 +42,7 @@ class EventStreamResponse(Response):
         try:
             if self.starts_with_heartbeat:
                 await self.send(events.HEARTBEAT)
-            while not (self._gone.done() or self._site.stopping.done() or self.is_over):
+            while not (self._gone.done() or self._context.stopping.done() or self.is_over):
                 self._allowance.check()
                 await self.send_events()
         except HeadraceError as error:
@@ -71,6 +71,6 @@ class EventStreamResponse(Response):
     async def wait_for(self, news: "asyncio.Future[Any]", timeout_s: float | None = None) -> bool:
         """Waits for news, the end of the stream, or the timeout; False after the timeout."""
         done, _ = await asyncio.wait(
-            {news, self._gone, self._site.stopping}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            {news, self._gone, self._context.stopping}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
         )
         return bool(done)

@@ -63,5 +63,5 @@ async def render_messages(
         step += size
         if step >= STEP_BYTES or number % STEP_MESSAGES == STEP_MESSAGES - 1:
             step = 0
-            await turns.rest()
+            await turns.maybe_yield()
     return rendered

@@ -91,24 +91,24 @@ def _response(request: Request, name: str) -> Response:
     return Response(file.data, 200, {**headers, "content-type": file.kind})
 
 
-async def cli_help(site: HttpContext, request: Request) -> Response:
+async def cli_help(context: HttpContext, request: Request) -> Response:
     origin = f"{request.url.scheme}://{request.url.netloc}".encode("ascii", "replace")
     return Response(CLI_HELP % origin, 200, {**HEADERS, "content-type": "text/plain; charset=utf-8"})
 
 
-async def rabbitmqadmin(site: HttpContext, request: Request) -> Response:
+async def rabbitmqadmin(context: HttpContext, request: Request) -> Response:
     """A tool with the command line of RabbitMQ's rabbitmqadmin 3.x, where installation scripts download that."""
     script = resources.files("headrace.listeners.http.ui").joinpath("rabbitmqadmin.py").read_bytes()
     return Response(script, 200, {**HEADERS, "content-type": "application/octet-stream"})
 
 
-async def index(site: HttpContext, request: Request) -> Response:
+async def index(context: HttpContext, request: Request) -> Response:
     return _response(request, "index.html")
 
 
-async def file(site: HttpContext, request: Request) -> Response:
+async def file(context: HttpContext, request: Request) -> Response:
     return _response(request, request.path_params["path"])
 
 
-async def icon(site: HttpContext, request: Request) -> Response:
+async def icon(context: HttpContext, request: Request) -> Response:
     return _response(request, "icon.svg")

@@ -276,7 +276,7 @@ async def list_config_resources(context: KafkaContext, request: Request, fields:
     names = {
         TOPIC: [stream.name for stream in context.topics.all()],
         BROKER: [str(context.node_id)],
-        GROUP: context.coordination.shares.configured(),
+        GROUP: context.coordination.group_configs.configured(),
     }
     wanted = set(fields.resource_types) or set(names)
     return {

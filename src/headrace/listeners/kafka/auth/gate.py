@@ -15,7 +15,7 @@ from headrace.broker.access.users import GUEST, User, Users
 from headrace.listeners.common.addresses import is_loopback
 from headrace.listeners.kafka.admin.topic_index import VHOST, Topics
 from headrace.listeners.kafka.auth.access import Access, AnyUser
-from headrace.listeners.kafka.auth.mechanism import PLAIN, Exchange, LoginRefused, Plain, wrong
+from headrace.listeners.kafka.auth.mechanism import PLAIN, LoginRefused, Plain, SaslExchange, wrong
 from headrace.listeners.kafka.auth.scram import Scram
 from headrace.wire.kafka.apis import Api
 
@@ -24,7 +24,7 @@ logger = logging.getLogger("headrace.kafka")
 BEFORE_LOGIN = frozenset({Api.API_VERSIONS, Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE})
 
 
-class Stage(Enum):
+class LoginStage(Enum):
     """How far a login has come."""
 
     NONE = "none"  # not started, or completed
@@ -32,15 +32,15 @@ class Stage(Enum):
     RAW_TOKEN = "raw token"  # as before Kafka 1.0: the next bytes are the token itself
 
 
-class Client(Protocol):
+class GatedConnection(Protocol):
     """A connection as the gate sees it."""
 
     user: str
     has_logged_in: bool
     mechanism: str
-    exchange: Exchange | None
+    exchange: SaslExchange | None
     access: Access | None
-    login: Stage
+    login: LoginStage
     admitted_at: int
     peer: tuple[str, int]
 
@@ -53,7 +53,7 @@ class ClientRequest(Protocol):
     @property
     def api(self) -> Api: ...
     @property
-    def connection(self) -> Client: ...
+    def connection(self) -> GatedConnection: ...
 
 
 class LoginGate:
@@ -85,26 +85,26 @@ class LoginGate:
         connection.admitted_at = self._users.version
         return True
 
-    def _access(self, user: str, connection: Client) -> Access:
+    def _access(self, user: str, connection: GatedConnection) -> Access:
         rights = self._users.rights(user, VHOST)
         return Access(self._users.user(user), rights, self._topics, connection.peer)
 
-    def user_of(self, connection: Client) -> str | None:
+    def user_of(self, connection: GatedConnection) -> str | None:
         """The connection's user as of now. None: it has to log in."""
         if connection.has_logged_in:
             return connection.user if self._users.has(connection.user) else None
         if self.is_open:
             is_refused = self._protected_mode.refuses_remote_clients and not is_loopback(connection.peer[0])
             return None if is_refused else ""
-        is_silent = connection.login is Stage.NONE  # a login that was started has to be completed
+        is_silent = connection.login is LoginStage.NONE  # a login that was started has to be completed
         if is_silent and is_loopback(connection.peer[0]) and self._users.guest_is_default:
             return GUEST
         return None
 
-    def exchange(self, mechanism: str) -> Exchange:
+    def exchange(self, mechanism: str) -> SaslExchange:
         return Plain(self._users) if mechanism == PLAIN else Scram(self._users, mechanism)
 
-    def log_in(self, token: bytes, connection: Client) -> tuple[bytes, bool]:
+    def log_in(self, token: bytes, connection: GatedConnection) -> tuple[bytes, bool]:
         """(answer to a token, whether the login is complete). Raises LoginRefused."""
         exchange = connection.exchange
         assert exchange is not None  # a handshake came first
@@ -115,7 +115,7 @@ class LoginGate:
         connection.exchange = None
         return answer, True
 
-    def _let_in(self, user: User, mechanism: str, connection: Client) -> None:
+    def _let_in(self, user: User, mechanism: str, connection: GatedConnection) -> None:
         name = user.name
         if not is_loopback(connection.peer[0]) and not self._protected_mode.may_connect_remotely(user):
             if self._protected_mode.refuses_remote_clients:

@@ -9,7 +9,7 @@ from typing import Any
 from headrace.broker.access import scram_keys
 from headrace.errors import MalformedRequest
 from headrace.listeners.common.addresses import FAILURE_DELAY_S
-from headrace.listeners.kafka.auth.gate import Client, Stage
+from headrace.listeners.kafka.auth.gate import GatedConnection, LoginStage
 from headrace.listeners.kafka.auth.mechanism import PLAIN, LoginRefused
 from headrace.listeners.kafka.connection import TOKEN_BYTES_MAX, Connection
 from headrace.listeners.kafka.context import KafkaContext
@@ -32,15 +32,15 @@ def sasl_handshake(context: KafkaContext, request: Request) -> None:
         request.reply({"error_code": Code.UNSUPPORTED_SASL_MECHANISM, "mechanisms": MECHANISMS})
         return
     connection.exchange = context.gate.exchange(fields.mechanism)
-    connection.login = Stage.RAW_TOKEN if request.version == 0 else Stage.TOKEN
+    connection.login = LoginStage.RAW_TOKEN if request.version == 0 else LoginStage.TOKEN
     request.reply({"mechanisms": MECHANISMS})
 
 
 def sasl_authenticate(context: KafkaContext, request: Request) -> None:
     fields = _fields(request)
     connection = request.connection
-    stage, connection.login = connection.login, Stage.NONE
-    if stage is not Stage.TOKEN:
+    stage, connection.login = connection.login, LoginStage.NONE
+    if stage is not LoginStage.TOKEN:
         text = "SaslAuthenticate request received without a SaslHandshake"
         _count_refused(context, connection, text)
         connection.end()
@@ -57,13 +57,13 @@ def sasl_authenticate(context: KafkaContext, request: Request) -> None:
     if is_done:
         connection.logged_in()
     else:
-        connection.login = Stage.TOKEN
+        connection.login = LoginStage.TOKEN
     request.reply({"auth_bytes": answer})
 
 
 def take_raw_token(context: KafkaContext, connection: Connection, token: bytes) -> None:
     """After version 0 of the handshake, client and broker exchange bare tokens instead of requests and responses."""
-    connection.login = Stage.NONE
+    connection.login = LoginStage.NONE
     if len(token) > TOKEN_BYTES_MAX:
         raise MalformedRequest(f"a token of {len(token):,} bytes")
     try:
@@ -76,7 +76,7 @@ def take_raw_token(context: KafkaContext, connection: Connection, token: bytes) 
     if is_done:
         connection.logged_in()
     else:
-        connection.login = Stage.RAW_TOKEN
+        connection.login = LoginStage.RAW_TOKEN
     connection.send_token(answer)
 
 
@@ -86,6 +86,6 @@ def _fields(request: Request) -> Any:
     return decode(request_struct(request.api, request.version), request.body, request.position)
 
 
-def _count_refused(context: KafkaContext, connection: Client, why: str) -> None:
+def _count_refused(context: KafkaContext, connection: GatedConnection, why: str) -> None:
     context.stats.count("logins_refused")
     logger.warning("login refused from %s: %s", connection.peer, why)

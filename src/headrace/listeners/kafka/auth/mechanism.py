@@ -16,7 +16,7 @@ class LoginRefused(HeadraceError):
         self.why = why
 
 
-class Exchange(Protocol):
+class SaslExchange(Protocol):
     """One login: a sequence of client tokens and answers, until `user` is set."""
 
     mechanism: str

@@ -49,7 +49,7 @@ class Watch:
         self.waiter.cancel()
 
 
-class State(Enum):
+class FetchState(Enum):
     """State of one Fetch.
 
     WAITING and RECHECKING have their watches armed and the max_wait_ms timer running. A watch that fires moves WAITING
@@ -84,7 +84,7 @@ class Fetch:
             parsed.topics,
             parsed.forgotten,
         )
-        self._state = State.READING
+        self._state = FetchState.READING
         self._is_past_max_wait = self.max_wait_ms <= 0 or not self.opened.wanted
         self._max_wait_timer: asyncio.TimerHandle | None = None
         self._recheck_timer: asyncio.TimerHandle | None = None
@@ -102,11 +102,11 @@ class Fetch:
     def _read_and_answer_or_wait(self) -> None:
         """Timers and logs call this, too, so a bug here ends this connection and must not reach the caller."""
         try:
-            self._state = State.READING
+            self._state = FetchState.READING
             results, size, has_error = self._read_all()
             cold, self._cold = self._cold, None
             if cold is not None and not has_error and size < max(self.min_bytes, 1):
-                self._state = State.LOADING
+                self._state = FetchState.LOADING
                 cold.then(self._on_loaded)
             elif self._is_past_max_wait or has_error or self._is_full or size >= self.min_bytes:
                 if cold is not None:  # load it for the next fetch, which may find other partitions in memory again
@@ -170,7 +170,7 @@ class Fetch:
     def _records(self, partition: Partition, offset: int, most: int, end: int) -> tuple[Any, int]:
         """(records, the offset after them). The records are a range of their file where it can be sent from there."""
         if self.request.connection.takes_files and most >= PART_BYTES_MIN:
-            part = partition.part_now(offset, most, end=end)
+            part = partition.file_range_now(offset, most, end=end)
             if part is not None:
                 return part, part.next_offset
         chunk = partition.read_now(offset, max(1, most), end=end)
@@ -223,7 +223,7 @@ class Fetch:
         )
 
     def _finish(self) -> None:
-        self._state = State.DONE
+        self._state = FetchState.DONE
         if self._on_readable in self.request.connection.fetch_waiters:
             self.request.connection.fetch_waiters.remove(self._on_readable)
         for timer in (self._max_wait_timer, self._recheck_timer):
@@ -234,7 +234,7 @@ class Fetch:
     # Waiting.
 
     def _wait(self) -> None:
-        self._state = State.WAITING
+        self._state = FetchState.WAITING
         self._arm_watches()
         waiters = self.request.connection.fetch_waiters
         if self._on_readable not in waiters:
@@ -264,27 +264,27 @@ class Fetch:
             wanted.watch = watch
 
     def _on_readable(self) -> None:
-        if self._state is not State.WAITING:
+        if self._state is not FetchState.WAITING:
             return
         if self.min_bytes > 1:
-            self._state = State.RECHECKING
+            self._state = FetchState.RECHECKING
             self._recheck_timer = self.context.loop.call_later(RECHECK_S, self._on_recheck)
         else:
             self._resume()
 
     def _on_recheck(self) -> None:
         self._recheck_timer = None
-        if self._state is State.RECHECKING:
+        if self._state is FetchState.RECHECKING:
             self._resume()
 
     def _on_max_wait(self) -> None:
         self._max_wait_timer = None
         self._is_past_max_wait = True
-        if self._state is not State.LOADING:
+        if self._state is not FetchState.LOADING:
             self._resume()
 
     def _on_loaded(self) -> None:
-        if self._state is State.LOADING:
+        if self._state is FetchState.LOADING:
             self._resume()
 
     def _resume(self) -> None:

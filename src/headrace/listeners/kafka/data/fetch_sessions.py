@@ -33,7 +33,7 @@ class FetchPosition:
         self.watch: Any = None  # fetch.Watch: until it fires there is nothing new to read
 
 
-class Session:
+class FetchSession:
     def __init__(self, session_id: int, by_id: bool, siblings: set[int], now: float) -> None:
         self.session_id = session_id
         self.siblings = siblings  # ids of all sessions of the same connection, including this one
@@ -59,7 +59,7 @@ class FetchSessions:
     def __init__(self, clock: Clock, elements_max: Callable[[], int]) -> None:
         self._clock = clock
         self._elements_max = elements_max
-        self.by_id: dict[int, Session] = {}
+        self.by_id: dict[int, FetchSession] = {}
         self.partitions = 0  # in all sessions
 
     def open(
@@ -78,7 +78,7 @@ class FetchSessions:
             wanted = update({}, topics)
             if epoch == FINAL or not self._make_room(own, now) or not self._has_room(len(wanted)):
                 return Opened(0, wanted, False)
-            session = Session(self._new_id(), by_id, own, now)
+            session = FetchSession(self._new_id(), by_id, own, now)
             session.wanted = wanted
             self._count(session)
             self.by_id[session.session_id] = session
@@ -127,7 +127,7 @@ class FetchSessions:
     def _has_room(self, more: int) -> bool:
         return self.partitions + more <= PARTITIONS_MAX
 
-    def _count(self, session: Session) -> None:
+    def _count(self, session: FetchSession) -> None:
         size = len(session.wanted)
         self.partitions += size - session.counted
         session.counted = size

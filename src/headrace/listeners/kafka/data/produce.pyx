@@ -48,7 +48,7 @@ cdef enum:
     NAMED_MAX = 10_000  # records examined in a rejected batch; librdkafka sends no larger batches
 
 
-cdef class Pending:
+cdef class PendingProduce:
     """The results of one request, filled in as tickets resolve."""
     cdef object context
     cdef Request request
@@ -115,13 +115,13 @@ cdef class Pending:
 
 cdef class Stored:
     """The callback of a ticket: adds the result of one partition to its request."""
-    cdef Pending pending
+    cdef PendingProduce pending
     cdef list results
     cdef object number, partition
     cdef int64_t stamp_ms, messages, size
 
     def __call__(self, ticket):
-        cdef Pending pending = self.pending
+        cdef PendingProduce pending = self.pending
         try:
             if ticket.error is not None:
                 pending.failed(self.results, self.number, ticket.error, None, ())
@@ -175,7 +175,7 @@ def check_all(list parts not None, Py_ssize_t decompressed_bytes_max, Py_ssize_t
 
 
 async def continue_in_thread(
-    context, Pending pending not None, list parts not None, Py_ssize_t decompressed_bytes
+    context, PendingProduce pending not None, list parts not None, Py_ssize_t decompressed_bytes
 ):
     """Validate in the thread, then append, the batches that the event loop has not handled.
 
@@ -199,7 +199,7 @@ async def continue_in_thread(
         connection.pause_or_resume()
 
 
-cdef int append_checked(context, Pending pending, RequestPipeline connection, list parts) except -1:
+cdef int append_checked(context, PendingProduce pending, RequestPipeline connection, list parts) except -1:
     cdef PendingPartition part
     cdef int64_t stamp_ms, messages = 0
     access = connection.access
@@ -236,7 +236,7 @@ cdef int expect_retry(context, PendingPartition part) except -1:
 
 def produce(context, Request request not None):
     cdef RequestPipeline connection = request.connection
-    cdef Pending pending = Pending.__new__(Pending)
+    cdef PendingProduce pending = PendingProduce.__new__(PendingProduce)
     cdef list results
     cdef list later = None
     cdef int64_t stamp_ms, messages = 0
@@ -316,7 +316,7 @@ cdef PendingPartition pending_partition(topic, number, stream, partition, list r
 
 
 cdef object check_and_append(
-    context, Pending pending, stream, partition, data, access, int64_t* stamp_ms, int64_t* messages,
+    context, PendingProduce pending, stream, partition, data, access, int64_t* stamp_ms, int64_t* messages,
     Py_ssize_t* left_bytes,
 ):
     """On the event loop. Raises NeedsThread if the batches would decompress to more than left_bytes."""
@@ -344,7 +344,7 @@ cdef object check_and_append(
 
 
 cdef object append(
-    context, Pending pending, stream, partition, data, list infos, access, int64_t* stamp_ms, int64_t* messages
+    context, PendingProduce pending, stream, partition, data, list infos, access, int64_t* stamp_ms, int64_t* messages
 ):
     """Append validated batches; returns the ticket. stamp_ms becomes the append time if the broker sets it."""
     appender = context.broker.appender

@@ -5,7 +5,7 @@ from typing import Any
 
 from headrace.broker.cooperative import YieldEvery
 from headrace.broker.groups.classic.group import ClassicGroup
-from headrace.broker.groups.classic.members import GroupState, Join, Joined, Synced
+from headrace.broker.groups.classic.members import GroupState, Join, JoinResult, Synced
 from headrace.broker.groups.coordinator import Listed, check_group_id
 from headrace.errors import (
     GroupKindMismatch,
@@ -85,7 +85,7 @@ async def join_group(context: KafkaContext, request: Request, fields: Any) -> di
         return join_refused(request, Code.MEMBER_ID_REQUIRED, error.member_id)
     except HeadraceError as error:
         return join_refused(request, group_code(code_of(error)), fields.member_id)
-    assert isinstance(joined, Joined)
+    assert isinstance(joined, JoinResult)
     return {
         "generation_id": joined.generation,
         "protocol_type": joined.protocol_type,

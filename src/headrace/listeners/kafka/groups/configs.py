@@ -42,7 +42,7 @@ class Found(NamedTuple):
 
 
 def found(context: KafkaContext, group_id: str) -> list[Found]:
-    settings = context.coordination.shares.settings_of(group_id)
+    settings = context.coordination.group_configs.get(group_id)
     values = [(name, one, getattr(settings, one.field)) for name, one in SETTINGS.items()]
     return sorted(
         Found(name, shown(value), value == getattr(DEFAULTS, one.field), one.kind) for name, one, value in values
@@ -78,8 +78,8 @@ async def alter(context: KafkaContext, group_id: str, given: Any, *, replaces: b
         if setting is None:
             raise InvalidInput(f"Unknown group config name: {one.name}")
         values[setting.field] = None if value is None else parse(one.name, setting.kind, value)
-    shares = context.coordination.shares
+    configs = context.coordination.group_configs
     if validate_only:
-        shares.settings_of(group_id).changed(values)
+        configs.get(group_id).changed(values)
     else:
-        await shares.configure(group_id, values)
+        await configs.change(group_id, values)

@@ -8,7 +8,7 @@ from headrace.broker.groups.classic.consumer_protocol import CONSUMER, decode_su
 from headrace.broker.groups.classic.group import ClassicGroup
 from headrace.broker.groups.consumer.group import ConsumerGroup
 from headrace.broker.groups.coordinator import check_group_id
-from headrace.broker.groups.offsets import Committed
+from headrace.broker.groups.offsets import CommittedOffset
 from headrace.broker.streams.streams import Stream
 from headrace.errors import (
     AccessRefused,
@@ -48,9 +48,9 @@ def collect(
     version: int,
     *,
     by_id_from: int = BY_ID_FROM,
-) -> tuple[list[Committed], list[dict[str, Any]]]:
+) -> tuple[list[CommittedOffset], list[dict[str, Any]]]:
     """(entries that can be committed, the response's topics with an error for each other partition)."""
-    entries: list[Committed] = []
+    entries: list[CommittedOffset] = []
     answers = []
     now_ms = context.broker.clock.now_ms()
     limit = context.coordination.groups.settings.offset_metadata_bytes_max
@@ -73,7 +73,7 @@ def collect(
                 if len(metadata) > limit:
                     raise OffsetMetadataTooLarge(f"offset metadata of {len(metadata)} characters")
                 entries.append(
-                    Committed(
+                    CommittedOffset(
                         group_id,
                         stream.name,
                         one.partition_index,
@@ -226,7 +226,7 @@ async def fetch_group(
 
 def find_committed(
     context: KafkaContext, group_id: str, stream: Stream | None, name: str, number: int
-) -> Committed | None:
+) -> CommittedOffset | None:
     """The committed offset; None also if it belongs to an earlier topic of the same name."""
     known = context.coordination.groups.offsets.get(group_id, name, number)
     if known is None or stream is None or not 0 <= number < len(stream.partitions):

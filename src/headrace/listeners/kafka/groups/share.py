@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from headrace.broker.groups.config import GroupConfig
-from headrace.broker.groups.share.groups import ShareGroup
+from headrace.broker.groups.share.group import ShareGroup
 from headrace.broker.groups.share.partition import ACCEPT, RELEASE, SharePartition
-from headrace.broker.streams.partition import Partition, when_loaded
+from headrace.broker.streams.partition import Chunk, Partition, when_loaded
 from headrace.broker.streams.read import aborted_batches
 from headrace.broker.types.aborted_ranges import NO_ABORTS
 from headrace.errors import (
@@ -29,6 +29,7 @@ from headrace.listeners.kafka.groups.share_sessions import FINAL, NEW, ShareSess
 from headrace.listeners.kafka.groups.share_wakeups import Arrivals, Key
 from headrace.listeners.kafka.request_pipeline import Request
 from headrace.record import codec
+from headrace.record.types import Buffer
 
 RENEWS_FROM = 2  # from this version on a ShareFetch may only renew locks
 CHUNK_BYTES = 1 << 20
@@ -40,7 +41,7 @@ async def share_group_heartbeat(context: KafkaContext, request: Request, fields:
     names = fields.subscribed_topic_names
     try:
         check_kind(context, fields.group_id)
-        member, is_changed = shares.heartbeat(
+        member, is_changed = shares.members.heartbeat(
             fields.group_id,
             fields.member_id,
             fields.member_epoch,
@@ -61,7 +62,7 @@ async def share_group_heartbeat(context: KafkaContext, request: Request, fields:
     values: dict[str, Any] = {
         "member_id": member.member_id,
         "member_epoch": member.epoch,
-        "heartbeat_interval": shares.settings_of(fields.group_id).heartbeat_interval_ms,
+        "heartbeat_interval": context.coordination.group_configs.get(fields.group_id).heartbeat_interval_ms,
     }
     if is_changed:
         values["assignment"] = {"topic_partitions": by_topic(context, member.assigned)}
@@ -180,7 +181,7 @@ async def share_acknowledge(context: KafkaContext, request: Request, fields: Any
             {"partition_index": number, "error_code": error_code, "error_message": message}
         )
     return {
-        "acquisition_lock_timeout": context.coordination.shares.settings_of(group.group_id).lock_ms,
+        "acquisition_lock_timeout": context.coordination.group_configs.get(group.group_id).lock_ms,
         "responses": [{"topic_id": topic_id, "partitions": parts} for topic_id, parts in topics.items()],
     }
 
@@ -214,7 +215,7 @@ async def share_fetch(context: KafkaContext, request: Request, fields: Any) -> d
             return {"error_code": code_of(error), "error_message": str(error)}
         read = await acquire(context, request, group, session, member_id, fields)
     return {
-        "acquisition_lock_timeout": shares.settings_of(group.group_id).lock_ms,
+        "acquisition_lock_timeout": context.coordination.group_configs.get(group.group_id).lock_ms,
         "responses": responses(results, read),
     }
 
@@ -243,7 +244,7 @@ async def acquire(
         while True:
             if not context.admits(request):  # the users may have changed during the wait
                 return {}
-            config = context.coordination.shares.settings_of(group.group_id)
+            config = context.coordination.group_configs.get(group.group_id)
             if arrivals is not None and arrivals.committed is config.reads_committed:
                 keys = arrivals.take_fired(session.wanted)
             else:
@@ -329,7 +330,7 @@ async def acquire_now(
     return read
 
 
-def batches_until(data: Any, last: int) -> Any:
+def batches_until(data: Buffer, last: int) -> Buffer:
     """The batches up to the one that contains the offset, for a member that acquired only a part of them."""
     for info in codec.scan(data, verify_crc=False):
         if info.next_offset > last:
@@ -339,7 +340,7 @@ def batches_until(data: Any, last: int) -> Any:
 
 def _next_chunk(
     context: KafkaContext, partition: Partition, share: SharePartition, bytes_max: int
-) -> tuple[int, Any] | None:
+) -> tuple[int, Chunk] | None:
     """(first offset, chunk) of the next available records. Called again after a wait for the disk, because another
     member may have acquired them."""
     reads_committed = share.settings.reads_committed

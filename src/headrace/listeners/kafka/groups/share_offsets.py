@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from headrace.broker.groups.share.groups import ShareGroup
+from headrace.broker.groups.share.group import ShareGroup
 from headrace.broker.streams.partition import Partition
 from headrace.errors import AccessRefused, HeadraceError, InvalidInput, StreamNotFound
 from headrace.listeners.kafka.admin.topic_index import Topics

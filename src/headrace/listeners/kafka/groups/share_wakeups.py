@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 
-from headrace.broker.groups.share.groups import ShareGroup
+from headrace.broker.groups.share.group import ShareGroup
 from headrace.broker.streams.partition import Cancellable, Partition
 
 Key = tuple[bytes, int]  # topic id, partition

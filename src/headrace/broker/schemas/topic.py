@@ -1,0 +1,3 @@
+"""The topic that holds all schemas, as in Confluent's registry."""
+
+TOPIC = "_schemas"
