@@ -84,7 +84,7 @@ class Rotten:
 
 def test_records_before_damage_are_read_and_then_the_damage_raises() -> None:
     partition: Any = Rotten()
-    bounds = {"limit": 10, "bytes_max": 1 << 20, "decompressed_bytes_max": 1 << 20}
+    bounds: dict[str, Any] = {"limit": 10, "bytes_max": 1 << 20, "decompressed_bytes_max": 1 << 20}
     page = read_page("rotten", partition, 0, **bounds)
     assert [record.value for record in page.records] == [b"one"]
     assert page.next_offset == 1
@@ -277,7 +277,7 @@ async def test_what_is_too_large_for_one_journal_entry_is_stored_partition_by_pa
     assert places == [(p, i) for p in (0, 1, 2) for i in range(5)]
     full = DiskFull("no room")
 
-    def refuse(batch: Any, infos: Any) -> Any:
+    def refuse(batch: Any, infos: Any = None) -> Any:
         ticket = broker.shard.new_ticket()
         ticket.resolve(full)
         return ticket
