@@ -22,7 +22,9 @@ from tests.listeners.kafka.world import Client, batch, world_at
 
 
 async def configure(client: Client, api: Api, **values: str | None) -> tuple[int, str | None]:
-    changes = [{"name": name.replace("_", "."), "value": value} for name, value in values.items()]
+    changes: list[dict[str, object]] = [
+        {"name": name.replace("_", "."), "value": value} for name, value in values.items()
+    ]
     if api is Api.INCREMENTAL_ALTER_CONFIGS:
         changes = [{**one, "config_operation": 1 if one["value"] is None else 0} for one in changes]
     asked = [{"resource_type": GROUP, "resource_name": "s", "configs": changes}]

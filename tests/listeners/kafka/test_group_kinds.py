@@ -1,11 +1,15 @@
 """A group keeps its kind until it is deleted, and a refused request creates no group."""
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 from headrace.listeners.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
 from tests.listeners.kafka.group_members import beat_consumer, beat_share, classic_member, commit, join_classic
 from tests.listeners.kafka.world import Client, world_at
+
+Join = Callable[[Client, str], Awaitable[SimpleNamespace]]
 
 
 async def listed(client: Client) -> list[tuple[str, str]]:
@@ -139,7 +143,7 @@ async def test_a_full_member_budget_is_retriable_for_every_kind_of_group(tmp_pat
     async with world_at(tmp_path) as world:
         await world.topic("t")
         client = await world.client()
-        joins = (join_classic, beat_consumer, beat_share)
+        joins: tuple[Join, ...] = (join_classic, beat_consumer, beat_share)
         world.broker.coordination.room.bytes_max = 100
         codes = [(await join(client, f"g{number}")).error_code for number, join in enumerate(joins)]
         assert codes == [Code.COORDINATOR_NOT_AVAILABLE] * 3

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.streams.partition import Partition
+from headrace.broker.streams.partition import Partition, when_loaded
 from headrace.listeners.kafka import context
 from headrace.listeners.kafka.errors import Code
 from headrace.listeners.kafka.groups import share, share_sessions
@@ -21,7 +21,6 @@ async def test_records_that_arrive_during_a_disk_read_are_delivered_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0
-    when_loaded = share.when_loaded
 
     async def slowly(read: Callable[[], Any]) -> Any:
         nonlocal looks
@@ -145,8 +144,6 @@ async def test_a_waiting_fetch_of_a_disconnected_client_acquires_nothing(tmp_pat
 async def test_a_fetch_acquires_nothing_if_the_client_disconnects_during_a_disk_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    when_loaded = share.when_loaded
-
     async def slowly(read: Callable[[], Any]) -> Any:
         found = await when_loaded(read)
         if client in world.clients:
