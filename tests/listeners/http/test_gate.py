@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.access.users import GUEST, User, Users
+from headrace.listeners.common.addresses import source_of
 from headrace.listeners.http.server.authentication import (
     FAILURES_FREE,
     FORGET_S,
@@ -20,7 +21,6 @@ from headrace.listeners.http.server.authentication import (
     TooManyFailures,
     is_local_name,
     is_loopback,
-    source_of,
 )
 
 PASSWORD = "no-password-of-anybody-else"
