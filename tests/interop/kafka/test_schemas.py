@@ -126,7 +126,7 @@ def message_class(name: str, **fields: int) -> Any:
     file = descriptor_pb2.FileDescriptorProto(name=f"{name}.proto", package="shop", syntax="proto3")
     message = file.message_type.add(name=name)
     for number, (field, kind) in enumerate(fields.items(), 1):
-        message.field.add(name=field, number=number, type=kind, label=1)  # type: ignore[arg-type]
+        message.field.add(name=field, number=number, type=kind, label=1)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"shop.{name}"))
