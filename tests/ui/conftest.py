@@ -65,12 +65,16 @@ class View:
         self._has_clock = False
         self.page.on("console", self._said)
         self.page.on("pageerror", lambda error: self._heard.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self._heard.append(dialog.message), dialog.dismiss()))
+        self.page.on("dialog", self._dismiss)
         self.page.set_default_timeout(PATIENCE_S * 1000)
 
     def _said(self, message: Any) -> None:
         if message.type in ("error", "warning"):
             self._heard.append(f"{message.text} ({message.location['url']})")
+
+    def _dismiss(self, dialog: Any) -> None:
+        self._heard.append(dialog.message)
+        dialog.dismiss()
 
     @property
     def complaints(self) -> list[str]:
