@@ -13,7 +13,7 @@ from headrace.listeners.kafka import request_pipeline
 from headrace.listeners.kafka.data import fetch
 from headrace.record.types import Buffer
 from headrace.wire.kafka.apis import Api
-from tests.listeners.kafka.world import batch, make, world_at
+from tests.listeners.kafka.world import batch, make, topic_at, world_at
 from tests.wire.kafka.test_schema_codec import written
 
 PARTITIONS = 1000
@@ -94,9 +94,7 @@ async def test_producers_share_the_memory_of_requests_that_wait_for_the_disk(
 
 
 async def test_spare_buffers_are_released_when_memory_is_short_or_they_are_unused(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (world, client):
         [spare] = [one for one in world.broker.pressure.holders if one.name == "kafka_buffers"]
 
         def shed() -> None:

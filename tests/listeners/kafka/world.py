@@ -66,6 +66,14 @@ async def world_at(folder: Path, **settings: Any) -> AsyncIterator[World]:
         await broker.close()
 
 
+@contextlib.asynccontextmanager
+async def topic_at(folder: Path, *, partitions: int = 1, **settings: Any) -> AsyncIterator[tuple[World, "Client"]]:
+    """A new broker with topic "t", and a client of it. `world_at` opens the same folder again."""
+    async with world_at(folder, **settings) as world:
+        await world.topic("t", partitions)
+        yield world, await world.client()
+
+
 class Client:
     """Responses are decoded by headrace's own schemas; tests/wire compares those with kio."""
 
