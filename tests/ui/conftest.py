@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from headrace.config import Address
 from headrace.listeners.http.ui.files import FILES
 from tests.listeners.amqp.running import patient_connection
 from tests.listeners.api.conftest import Served
+from tests.listeners.api.conftest import live as live  # a fixture
 
 PATIENCE_S = 60
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
@@ -32,13 +32,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _modules_missing() -> bool:
     FILES.get("index.html")
     return not FILES.is_complete
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    server = Served(tmp_path_factory.mktemp("data"), amqp=Address("localhost", 0), kafka=Address("localhost", 0))
-    yield server
-    server.stop()
 
 
 @pytest.fixture(scope="module")

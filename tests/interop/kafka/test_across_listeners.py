@@ -5,7 +5,7 @@ import os
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,7 @@ from tests.interop.kafka.broker import KafkaBroker, present
 from tests.interop.kafka.test_confluent import SECONDS, make_topic, produce, read
 
 Name = Callable[[str], str]
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    started = KafkaBroker(tmp_path_factory.mktemp("broker"), http=True, amqp=True).start()
-    yield started
-    started.stop()
-    assert started.errors() == [], started.said()
+LISTENERS = {"http": True, "amqp": True}
 
 
 def from_start(broker: KafkaBroker, topic: str, count: int) -> list[Any]:

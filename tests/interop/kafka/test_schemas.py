@@ -43,14 +43,7 @@ PRICED = (
     '{"type":"record","name":"Order","fields":'
     '[{"name":"id","type":"int"},{"name":"price","type":["null","double"],"default":null}]}'
 )
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    broker = KafkaBroker(tmp_path_factory.mktemp("broker"), http=True).start()
-    yield broker
-    broker.stop()
-    assert broker.errors() == [], broker.said()
+LISTENERS = {"http": True}
 
 
 def url(broker: KafkaBroker) -> str:

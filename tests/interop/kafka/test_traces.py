@@ -1,6 +1,6 @@
 """One trace through several listeners, with OpenTelemetry's own instrumentation of the clients."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -22,14 +22,7 @@ Name = Callable[[str], str]
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 ANOTHER = "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"
 OURS = ["amqp.properties", "amqp.exchange"]
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    started = KafkaBroker(tmp_path_factory.mktemp("broker"), http=True, amqp=True).start()
-    yield started
-    started.stop()
-    assert started.errors() == [], started.said()
+LISTENERS = {"http": True, "amqp": True}
 
 
 @pytest.fixture
