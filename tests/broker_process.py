@@ -15,10 +15,11 @@ LISTENERS = ("http", "amqp", "kafka")
 class BrokerProcess(Killable):
     """Keeps its ports and its data over restarts, as clients expect of a broker. Only the named listeners are open."""
 
-    def __init__(self, folder: Path, *options: str, listeners: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, *options: str, listeners: tuple[str, ...], host: str = "127.0.0.1") -> None:
         super().__init__(folder / "broker.txt")
         self.data = folder / "data"
         self._options = options
+        self._host = host
         self._was_up = False
         self.ports = {listener: free_port() for listener in listeners}
 
@@ -38,7 +39,7 @@ class BrokerProcess(Killable):
         command = ["serve", "--data-dir", str(self.data)]
         command += ["--journal-file-size", "8MB"]  # quick to make
         for listener in LISTENERS:
-            command += [f"--{listener}", f"127.0.0.1:{self.ports[listener]}" if listener in self.ports else "off"]
+            command += [f"--{listener}", f"{self._host}:{self.ports[listener]}" if listener in self.ports else "off"]
         return self._run(*command, *self._options)
 
     def _is_ready(self, since: int) -> bool:

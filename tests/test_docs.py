@@ -162,7 +162,19 @@ def test_the_first_run_is_shown_as_it_was_recorded() -> None:
     greeting = lines[1 : lines.index("ready") + 1]
     assert lines[0] == "$ headrace serve --demo" and len(greeting) <= 12
     labels = [line.split()[0] for line in greeting]
-    assert labels == ["headrace", "new", "amqp", "kafka", "http", "dashboard", "publish", "read", "demo", "ready"]
+    assert labels == [
+        "headrace",
+        "new",
+        "amqp",
+        "kafka",
+        "http",
+        "access",
+        "dashboard",
+        "publish",
+        "read",
+        "demo",
+        "ready",
+    ]
     assert lines[-1] == "stopped; everything is on disk"
     assert "\n".join(["```", *greeting, "```"]) in (docs / "first-run.md").read_text()
     assert (docs / "images" / "first-run.svg").read_text() == record.svg(events), "python tools/record.py --again"

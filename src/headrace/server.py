@@ -18,9 +18,11 @@ from typing import NamedTuple, TextIO
 import msgspec
 
 from headrace.allocator import keep_freed_memory
+from headrace.broker.access.protected_mode import ProtectedMode
 from headrace.broker.broker import Broker
 from headrace.clock import Clock, SystemClock
 from headrace.config import Address, Config
+from headrace.listeners.common.exposure import describe_exposure
 from headrace.listeners.common.sockets import Listener
 from headrace.listeners.common.tls.certificate import Tls, tls_of
 from headrace.nonblocking_stdio import NonBlockingOutput
@@ -85,6 +87,14 @@ class Server:
     async def _open_listener(self, name: str, address: Address, tls: Tls | None) -> None:
         module = importlib.import_module(f"headrace.listeners.{name}.listener")
         self.listeners[name] = await module.start(self.broker, address, self.broker.config, tls=tls)
+
+    @property
+    def exposure(self) -> str:
+        """One sentence: which clients can connect, and whether they have to log in."""
+        users = self.broker.users
+        protected_mode = ProtectedMode(users, is_enabled=self.broker.config.protected_mode)
+        addresses = {name: list(listener.addresses) for name, listener in self.listeners.items()}
+        return describe_exposure(users, protected_mode, addresses)
 
     async def close(self) -> None:
         """Closes the listeners, so that requests in progress get their response, then the broker, which syncs."""
@@ -182,6 +192,7 @@ class _TextEvents:
         for name, listener in server.listeners.items():
             scheme = SCHEMES[name][config.has_tls(name)]
             say(f"{name:5}  " + "  ".join(f"{scheme}{address}" for address in listener.addresses))
+        say(f"access   {server.exposure}")
         if "http" in server.listeners:
             has_tls = config.has_tls("http")
             home = f"{SCHEMES['http'][has_tls]}{server.listeners['http'].addresses[0]}"
@@ -224,6 +235,7 @@ class _JsonEvents:
             seconds=seconds,
             listeners={name: list(listener.addresses) for name, listener in server.listeners.items()},
             tls=[name for name in server.listeners if broker.config.has_tls(name)],
+            access=server.exposure,
             recovery=broker.report,
         )
 

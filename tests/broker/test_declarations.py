@@ -31,8 +31,9 @@ VALUES: dict[str, Any] = {
 }
 OF_OTHER_TYPES = {
     "classic": {
-        *("x-dead-letter-strategy", "x-initial-cluster-size", "x-max-age", "x-max-in-memory-bytes"),
-        *("x-max-in-memory-length", "x-quorum-initial-group-size", "x-stream-max-segment-size-bytes"),
+        *("x-dead-letter-strategy", "x-delivery-limit", "x-initial-cluster-size", "x-max-age"),
+        *("x-max-in-memory-bytes", "x-max-in-memory-length"),
+        *("x-quorum-initial-group-size", "x-stream-max-segment-size-bytes"),
     },
     "quorum": {
         *("x-initial-cluster-size", "x-max-age", "x-max-priority", "x-queue-master-locator", "x-queue-mode"),

@@ -13,6 +13,7 @@ import pytest
 
 from headrace.broker.access import passwords
 from headrace.broker.access.permissions import EVERYTHING, Permission, TopicPermission
+from headrace.broker.access.protected_mode import ProtectedMode
 from headrace.broker.access.users import GUEST, Users
 from headrace.broker.catalog.file_catalog import FileCatalog
 from headrace.broker.vhosts.policies import Policies, Policy
@@ -44,7 +45,8 @@ def test_a_new_folder_has_guest_who_may_do_everything(reopen: Callable[[], Users
     users = reopen()
     assert users.is_open
     guest = users.authenticate("guest", "guest")
-    assert guest is not None and guest.is_administrator and guest.is_loopback_only
+    assert guest is not None and guest.is_administrator
+    assert ProtectedMode(users, is_enabled=True).refuses_remote_clients
     rights = users.rights("guest", "/")
     assert rights is not None and rights.may_configure("x") and rights.may_write("") and rights.may_read("y")
 

@@ -73,6 +73,13 @@ SETTINGS: tuple[Setting, ...] = (
         choices=("amqp", "kafka", "http"),
         aliases=("tls_doors",),
     ),
+    # Access.
+    Setting(
+        "protected_mode",
+        "bool",
+        "While `guest` with its default password is the only user, serve only clients on this machine. `off` serves "
+        "every client that can reach a listener, without a login, until you create a user.",
+    ),
     # Durability.
     Setting(
         "durability",

@@ -27,6 +27,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: str | None = None
     tls_client_ca: str | None = None
     tls_listeners: tuple[str, ...] = ("amqp", "kafka", "http")
+    protected_mode: bool = True
     durability: Durability = "sync"
     standby_confirms: int = 0
     profile: Profile = "none"

@@ -85,6 +85,8 @@ INCOMPLETE: Final = "the buffer ends inside this batch"
 # by copies of the message's trace headers (amqp/trace_headers.pyx).
 AMQP_PROPERTIES_HEADER: Final = "amqp.properties"  # property flags and list, as in the content header frame
 AMQP_EXCHANGE_HEADER: Final = "amqp.exchange"
+# Present if the publisher sent a header x-death: only x-death of the broker's own dead-lettering counts deaths.
+AMQP_CLIENT_DEATHS_HEADER: Final = "amqp.client-deaths"
 
 # Headers that carry the trace of a message, at all listeners (W3C Trace Context and Baggage).
 TRACEPARENT: Final = "traceparent"

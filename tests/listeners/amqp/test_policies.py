@@ -173,13 +173,13 @@ def test_a_rejected_message_goes_to_the_dead_letters_with_its_history(
     dead = dead_letter_pair(channel, name, durable)
     sent = pika.BasicProperties(headers={"mine": 1}, message_id="m", delivery_mode=2)
     channel.basic_publish("", name, b"bad", sent)
-    for count in (1, 2):
+    for _ in range(2):  # published again, the message begins a new history, as in RabbitMQ 4
         method, _, _ = take(channel, name)
         channel.basic_reject(method.delivery_tag, requeue=False)
         method, properties, body = take(channel, dead)
         death = properties.headers["x-death"][0]
         assert (body, properties.message_id, properties.headers["mine"]) == (b"bad", "m", 1)
-        assert (death["queue"], death["reason"], death["count"]) == (name, "rejected", count)
+        assert (death["queue"], death["reason"], death["count"]) == (name, "rejected", 1)
         assert (death["exchange"], death["routing-keys"]) == ("", [name])
         assert properties.headers["x-first-death-queue"] == name
         assert method.routing_key == dead

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headrace.broker.access.protected_mode import ProtectedMode
 from headrace.broker.access.users import GUEST, User, Users
 from headrace.listeners.common.addresses import source_of
 from headrace.listeners.http.server.authentication import (
@@ -66,7 +67,7 @@ def test_the_delay_after_failed_logins_grows_up_to_a_limit_per_source() -> None:
 def test_dns_rebinding_does_not_give_a_site_the_permissions_of_guest(host: str, is_ours: bool) -> None:
     """DNS rebinding: a local browser sends the request and treats the response as part of another site."""
     users = Counting(GUEST)
-    gate = HttpGate(users, lambda: 0.0)
+    gate = gate_of(users)
     users.guest_has_first_password = True
     if is_ours:
         assert gate.caller(scope_of("127.0.0.1", host=host)).name == GUEST
@@ -94,7 +95,7 @@ def test_dns_rebinding_does_not_give_a_site_the_permissions_of_guest(host: str, 
     ],
 )
 def test_dns_rebinding_is_refused_while_authentication_is_off(client: str, host: str, is_let_in: bool) -> None:
-    gate = HttpGate(Counting(GUEST), lambda: 0.0)
+    gate = gate_of(Counting(GUEST))
     if is_let_in:
         assert gate.anonymous(scope_of(client, host=host)) is gate.any_user
     else:
@@ -136,6 +137,10 @@ class Counting(Users):
         return self._users.get(name) if password == PASSWORD else None
 
 
+def gate_of(users: Users, *, protected: bool = True) -> HttpGate:
+    return HttpGate(users, ProtectedMode(users, is_enabled=protected), lambda: 0.0)
+
+
 def scope_of(client: str, credentials: str | None = None, **headers: str) -> dict[str, Any]:
     pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
     if credentials is not None:
@@ -146,7 +151,7 @@ def scope_of(client: str, credentials: str | None = None, **headers: str) -> dic
 @pytest.fixture
 def counted() -> tuple[Counting, HttpGate]:
     users = Counting("bill")
-    return users, HttpGate(users, lambda: 0.0)
+    return users, gate_of(users)
 
 
 def test_a_password_is_verified_once_until_users_change(counted: tuple[Counting, HttpGate]) -> None:
@@ -172,7 +177,7 @@ def test_the_cache_of_verified_credentials_is_bounded(counted: tuple[Counting, H
 
 def test_guest_may_only_log_in_locally_and_not_through_a_local_proxy() -> None:
     users = Counting(GUEST)
-    gate = HttpGate(users, lambda: 0.0)
+    gate = gate_of(users)
     assert gate.caller(scope_of("127.0.0.1", f"guest:{PASSWORD}")).name == GUEST
     with pytest.raises(NotAuthorised, match="localhost"):
         gate.caller(scope_of("203.0.113.7", f"guest:{PASSWORD}"))
@@ -223,3 +228,28 @@ def test_malformed_credentials_are_refused_like_wrong_ones(counted: tuple[Counti
     with pytest.raises(NotAuthorised):
         gate.caller({"headers": [(b"authorization", header.encode())], "client": ("203.0.113.7", 1)})
     assert users.looks == before + 1, "the same work for everybody"
+
+
+def test_protected_mode_refuses_remote_and_forwarded_requests_while_guest_is_the_only_user() -> None:
+    users = Counting(GUEST)
+    users.is_open = users.guest_has_first_password = True
+    gate = gate_of(users)
+    for scope in (scope_of("203.0.113.7"), scope_of("127.0.0.1", **{"x-forwarded-for": "203.0.113.7"})):
+        with pytest.raises(Forbidden, match="protected mode"):
+            gate.anonymous(scope)
+    assert gate.anonymous(scope_of("127.0.0.1", host="localhost")) is gate.any_user
+    assert gate_of(users, protected=False).anonymous(scope_of("203.0.113.7")).name == GUEST
+
+
+def test_guest_may_log_in_remotely_only_without_protected_mode_and_not_beside_other_users() -> None:
+    users = Counting(GUEST)
+    login = scope_of("203.0.113.7", f"guest:{PASSWORD}")
+    users.is_open = users.guest_has_first_password = True
+    assert gate_of(users, protected=False).caller(login).name == GUEST
+    with pytest.raises(NotAuthorised, match="localhost"):
+        gate_of(users).caller(login)
+    users.is_open = False
+    with pytest.raises(NotAuthorised, match="localhost"):
+        gate_of(users, protected=False).caller(login)
+    users.guest_has_first_password = False
+    assert gate_of(users, protected=False).caller(login).name == GUEST

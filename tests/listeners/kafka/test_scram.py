@@ -321,7 +321,7 @@ async def test_only_an_administrator_can_set_passwords(world: World) -> None:
 async def test_the_first_user_of_an_open_broker_must_be_created_on_its_machine(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with world_at(tmp_path_factory.mktemp("open")) as opened:
+    async with world_at(tmp_path_factory.mktemp("open"), protected_mode=False) as opened:
         client = await opened.client()
         await client.call(Api.API_VERSIONS, 3)
         [connection] = opened.listener.connections

@@ -24,7 +24,7 @@ logger = logging.getLogger("headrace.users")
 
 USERS, PERMISSIONS, TOPIC_PERMISSIONS = "users", "permissions", "topic_permissions"
 GUEST = DEFAULT_PASSWORD = "guest"
-LOOPBACK_USERS = frozenset((GUEST,))  # may connect only from this machine
+LOOPBACK_USERS = frozenset((GUEST,))  # may connect only from this machine; see protected_mode.py
 NAME_BYTES_MAX = 255
 TAGS_MAX = 64
 # RabbitMQ's tags. Others are kept but have no meaning here.
@@ -55,10 +55,6 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
         """max-connections or max-channels; None: no limit."""
         found = self.limits.get(name)
         return found if type(found) is int and found >= 0 else None
-
-    @property
-    def is_loopback_only(self) -> bool:
-        return self.name in LOOPBACK_USERS
 
 
 class _StoredUser(msgspec.Struct):

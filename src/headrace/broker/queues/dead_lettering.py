@@ -16,7 +16,7 @@ from headrace.broker.routing.router import Routing
 from headrace.broker.types.message import NO_PROPERTIES, Message, cc_keys, to_text
 from headrace.clock import Clock
 from headrace.errors import InvalidInput
-from headrace.record.amqp.properties import Timestamp, edit
+from headrace.record.amqp.properties import Int64, Timestamp, edit
 
 REJECTED = "rejected"
 DEATHS_MAX = 64  # bounds the headers of a message that is dead-lettered again and again
@@ -44,13 +44,14 @@ def routing_keys(death: dict[str, Any]) -> list[Any]:
 
 
 def _deaths(headers: dict[str, Any]) -> list[dict[str, Any]]:
+    """The latest first."""
     found = headers.get("x-death")
     return [death for death in found if isinstance(death, dict)] if isinstance(found, list) else []
 
 
 def _new_death(queue: Origin, message: Message, headers: dict[str, Any], reason: str, now_ms: int) -> dict[str, Any]:
     death = {
-        "count": 1,
+        "count": Int64(1),
         "reason": reason,
         "queue": queue.name,
         "time": Timestamp(now_ms // 1000),
@@ -59,6 +60,11 @@ def _new_death(queue: Origin, message: Message, headers: dict[str, Any], reason:
     }
     expiration = message.expiration()
     return death if expiration is None else death | {"original-expiration": expiration}
+
+
+def _count(death: dict[str, Any]) -> Int64:
+    found = death.get("count")
+    return Int64(min(found, COUNT_MAX)) if isinstance(found, int) else Int64(0)
 
 
 class DeadLettering:
@@ -125,6 +131,9 @@ class DeadLettering:
     def _keys(queue: Origin, message: Message, headers: dict[str, Any]) -> list[str]:
         if queue.policy.dead_letter_key is not None:
             return [queue.policy.dead_letter_key]
+        deaths = [] if message.claims_deaths else _deaths(headers)
+        if deaths and routing_keys(deaths[0])[:1] != [message.routing_key]:
+            return [message.routing_key]  # its last dead-letter exchange got a key instead of those in CC
         return [message.routing_key, *cc_keys(headers)]
 
     @staticmethod
@@ -133,7 +142,7 @@ class DeadLettering:
         ever."""
         if reason == REJECTED:
             return False
-        deaths = _deaths(headers)  # the latest first
+        deaths = _deaths(headers)
         names = [death.get("queue") for death in deaths]
         if target not in names:
             return False
@@ -144,17 +153,17 @@ class DeadLettering:
         queue: Origin, message: Message, headers: dict[str, Any], reason: str, now_ms: int
     ) -> tuple[Message, dict[str, Any]]:
         """The dead letter and its headers: decoding them again would be a third of the cost of a dead letter."""
-        deaths = [death | {"routing-keys": routing_keys(death)} for death in _deaths(headers)]
+        # As in RabbitMQ 4, x-death of a client counts for nothing: it could hide a cycle, or have it see one.
+        before = [] if message.claims_deaths else _deaths(headers)
+        deaths = [death | {"routing-keys": routing_keys(death), "count": _count(death)} for death in before]
         known = next((d for d in deaths if d.get("queue") == queue.name and d.get("reason") == reason), None)
         if known is not None:
             deaths.remove(known)
-            count = known.get("count")
-            known["count"] = min(count, COUNT_MAX) + 1 if isinstance(count, int) else 1
-            known["time"] = Timestamp(now_ms // 1000)
+            known["count"] = Int64(known["count"] + 1)
         else:
             known = _new_death(queue, message, headers, reason, now_ms)
         added: dict[str, Any] = {"x-death": [known, *deaths][:DEATHS_MAX]}
-        if "x-first-death-queue" not in headers:
+        if not before:
             added |= {
                 "x-first-death-queue": queue.name,
                 "x-first-death-reason": reason,
@@ -165,7 +174,7 @@ class DeadLettering:
             "x-last-death-reason": reason,
             "x-last-death-exchange": message.exchange,
         }
-        removed = ("x-delivery-count", "BCC") + (("CC",) if queue.policy.dead_letter_key is not None else ())
+        removed = ("x-delivery-count", "BCC")
         try:
             properties = edit(message.properties, {"expiration": None}, headers=added, headers_removed=removed)
         except InvalidInput:  # its properties cannot be decoded or encoded again: drop them

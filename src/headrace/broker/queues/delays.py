@@ -24,7 +24,7 @@ from headrace.broker.types.message import Message, cc_keys, from_record, to_byte
 from headrace.clock import Clock
 from headrace.errors import HeadraceError
 from headrace.record import codec
-from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
+from headrace.record.layout import AMQP_CLIENT_DEATHS_HEADER, AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
 from headrace.record.types import Record
 
 logger = logging.getLogger("headrace.broker")
@@ -335,5 +335,6 @@ def _keys_of(record: Record, headers: dict[str, Any]) -> list[str]:
 
 
 def _message_of(record: Record) -> Message:
-    kept = tuple(pair for pair in record.headers if pair[0] in (AMQP_PROPERTIES_HEADER, AMQP_EXCHANGE_HEADER))
+    names = (AMQP_PROPERTIES_HEADER, AMQP_EXCHANGE_HEADER, AMQP_CLIENT_DEATHS_HEADER)
+    kept = tuple(pair for pair in record.headers if pair[0] in names)
     return from_record(Record(record.offset, record.timestamp, record.key, record.value, kept))

@@ -13,6 +13,7 @@ from headrace.broker.queues.queue_arguments import QueueArguments
 from headrace.broker.queues.view import View
 from headrace.broker.queues.view_reader import Run
 from headrace.broker.types.message import Message, properties_of
+from headrace.record.amqp.properties import Int64
 
 # One dispatch delivers at most this before other queues and connections get their turn.
 TURN_MESSAGES = 2000
@@ -144,7 +145,7 @@ class Dispatcher:
     def _with_delivery_count(self, view: View, offset: int, message: Message) -> Message:
         count = view.counts.get(offset)
         if count and self.policy.counts_deliveries:
-            return message.with_headers(**{"x-delivery-count": count})
+            return message.with_headers(**{"x-delivery-count": Int64(count)})
         return message
 
     def _settle_sent(self, view: View, start: int, end: int) -> None:

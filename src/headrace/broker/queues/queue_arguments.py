@@ -13,6 +13,7 @@ DROP_HEAD, REJECT, REJECT_DLX = "drop-head", "reject-publish", "reject-publish-d
 AT_MOST_ONCE, AT_LEAST_ONCE = "at-most-once", "at-least-once"
 PRIORITY_MAX = 255
 DELIVERY_LIMIT_QUORUM = 20  # RabbitMQ 4's default
+LEADER_LOCATORS = ("client-local", "balanced", "random", "least-leaders")  # accepted as by RabbitMQ, without effect
 TTL_MAX = 2**53  # milliseconds; beyond this, dates cannot be represented
 BOUND_MAX = 2**63 - 1  # the largest AMQP integer: clients send it for "no limit"
 STREAM_OFFSETS = ("first", "last", "next")
@@ -115,6 +116,12 @@ def _age(value: Any) -> str | None:
     return None if max_age_ms(value) is not None else f"{{invalid_max_age,{value}}}"
 
 
+def _leader_locator(value: Any) -> str | None:
+    if not isinstance(value, str):
+        return "{unacceptable_type,longstr expected}"
+    return None if value in LEADER_LOCATORS else "invalid_queue_locator_arg"
+
+
 CHECKS: dict[str, tuple[str | None, Callable[[Any], str | None]]] = {
     "x-queue-type": ("kind", _one_of(CLASSIC, QUORUM, STREAM)),
     "x-message-ttl": ("ttl_ms", _at_least(0)),
@@ -131,7 +138,7 @@ CHECKS: dict[str, tuple[str | None, Callable[[Any], str | None]]] = {
     "x-consumer-timeout": ("consumer_timeout_ms", _at_least(1)),
     "x-queue-mode": (None, _one_of("default", "lazy")),
     "x-queue-version": (None, _at_least(1, 2)),
-    "x-queue-leader-locator": (None, _text),
+    "x-queue-leader-locator": (None, _leader_locator),
     "x-queue-master-locator": (None, _text),
     "x-quorum-initial-group-size": (None, _at_least(1)),
     "x-initial-cluster-size": (None, _at_least(1)),
@@ -144,8 +151,9 @@ CHECKS: dict[str, tuple[str | None, Callable[[Any], str | None]]] = {
 }
 # Arguments that must be the same when a queue is declared again, as in RabbitMQ; others may differ.
 COMPARED = tuple(name for name in CHECKS if name not in ("x-queue-master-locator", "x-queue-leader-locator"))
-# Arguments that RabbitMQ refuses for other queue types. A delivery limit of classic queues is our extension.
+# Arguments that RabbitMQ refuses for other queue types.
 _QUORUM_ONLY = (
+    "x-delivery-limit",
     "x-dead-letter-strategy",
     "x-max-in-memory-length",
     "x-max-in-memory-bytes",
@@ -155,7 +163,7 @@ _STREAM_ONLY = ("x-initial-cluster-size", "x-max-age", "x-stream-max-segment-siz
 _CLASSIC_ONLY = ("x-max-priority", "x-queue-mode", "x-queue-version", "x-queue-master-locator")
 _NO_STREAM = (
     *("x-message-ttl", "x-expires", "x-dead-letter-exchange", "x-dead-letter-routing-key", "x-overflow"),
-    *("x-max-length", "x-delivery-limit", "x-single-active-consumer"),
+    *("x-max-length", "x-single-active-consumer"),
 )
 REFUSED: dict[str, tuple[str, ...]] = {
     CLASSIC: _QUORUM_ONLY + _STREAM_ONLY,

@@ -9,12 +9,13 @@ from headrace.broker.queues.consumers import Consumer
 from headrace.broker.queues.dispatcher import Dispatcher
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.queue_arguments import QueueArguments, max_age_ms
+from headrace.broker.queues.stream_filter import StreamFilter
 from headrace.broker.queues.view import View
 from headrace.broker.streams.partition import ReadWaits
 from headrace.broker.types.message import Message, from_record
 from headrace.errors import ArgumentMismatch, NotSupported
 from headrace.record import codec
-from headrace.record.amqp.properties import Timestamp
+from headrace.record.amqp.properties import Int64, Timestamp
 from headrace.record.types import Record
 
 READ_BYTES = 128 * 1024
@@ -28,9 +29,10 @@ class Reader:
 
     level = 0
 
-    def __init__(self, log: Any, offset: int) -> None:
+    def __init__(self, log: Any, offset: int, wanted: StreamFilter | None = None) -> None:
         self.log = log
         self.next = offset
+        self.filter = wanted
         self.waiter: Any = None
         self.is_loading = False
         self.ahead_max = 1
@@ -111,8 +113,11 @@ class StreamDispatcher(Dispatcher):
             records, after = found[:left], chunk.next_offset
             reader.keep_ahead(found[left:])
         for record in records:
-            message = from_record(record).with_headers(**{"x-stream-offset": record.offset})
             reader.next = record.offset + 1
+            message = from_record(record)
+            if reader.filter is not None and not reader.filter.matches(message):
+                continue
+            message = message.with_headers(**{"x-stream-offset": Int64(record.offset)})
             self.delivered += 1
             consumer.deliver_message(reader, record.offset, message, False)  # type: ignore[arg-type]
         if len(records) < left:
@@ -181,9 +186,9 @@ class StreamQueue(Queue):
             return int(min(max(wanted, log.start_offset), log.stable_end))
         raise ArgumentMismatch(f"invalid arg 'x-stream-offset': {wanted!r}")
 
-    def attach(self, consumer: Consumer, offset: int) -> None:
+    def attach(self, consumer: Consumer, offset: int, wanted: StreamFilter | None = None) -> None:
         """Set where the consumer starts. Must be followed by add_consumer in the same event-loop iteration."""
-        self.dispatcher.add(consumer, Reader(self.view.log, offset))
+        self.dispatcher.add(consumer, Reader(self.view.log, offset, wanted))
 
     def reader(self, consumer: Consumer) -> Reader:
         return self.dispatcher.reader(consumer)

@@ -8,7 +8,7 @@ from typing import Any
 from headrace.errors import CorruptProperties, InvalidInput
 from headrace.record.amqp.properties import Table, decode_properties, edit, encode_properties, property_of
 from headrace.record.amqp.trace_headers import traces_of
-from headrace.record.layout import AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
+from headrace.record.layout import AMQP_CLIENT_DEATHS_HEADER, AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
 from headrace.record.types import Record
 
 NO_PROPERTIES = b"\x00\x00"
@@ -62,6 +62,7 @@ class Message:
     # Read from a log. Other listeners append to logs without checking AMQP properties: unreadable ones count as absent,
     # or one such message would keep its queue from dropping messages.
     is_stored: bool = False
+    claims_deaths: bool = False  # its header x-death is the publisher's, not the broker's
 
     def decoded(self) -> Table:
         return decode_properties(self.properties)
@@ -119,9 +120,11 @@ class Message:
         return str(self._property(name) or "") if name in HASHED else ""
 
     def take_receivers(self) -> list[str]:
-        """The routing key and those of the CC and BCC headers. Removes BCC from the message."""
+        """The routing key and those of the CC and BCC headers of a message that a client publishes. Removes BCC from
+        the message, and notes whether the client sent x-death."""
         keys = [self.routing_key]
         headers = self.headers()
+        self.claims_deaths = "x-death" in headers
         for name in ("CC", "BCC"):
             if name not in headers:
                 continue
@@ -134,7 +137,8 @@ class Message:
 
     def record_headers(self) -> tuple[tuple[str, bytes], ...]:
         ours = (AMQP_PROPERTIES_HEADER, self.properties), (AMQP_EXCHANGE_HEADER, to_bytes(self.exchange))
-        return *ours, *traces_of(self.properties)
+        claim = ((AMQP_CLIENT_DEATHS_HEADER, b""),) if self.claims_deaths else ()
+        return *ours, *traces_of(self.properties), *claim
 
     @property
     def key(self) -> bytes:
@@ -142,7 +146,8 @@ class Message:
 
 
 def properties_of(record: Record) -> bytes | None:
-    """The AMQP properties of a record that the AMQP listener wrote; None for records of other listeners."""
+    """The AMQP properties of a record that the AMQP listener wrote; None for records of other listeners, and for the
+    rare ones that need more than their properties."""
     headers = record.headers
     if len(headers) < 2 or headers[0][0] != AMQP_PROPERTIES_HEADER or headers[1][0] != AMQP_EXCHANGE_HEADER:
         return None
@@ -156,6 +161,9 @@ def properties_of(record: Record) -> bytes | None:
 
 def from_record(record: Record) -> Message:
     """The message of a record. The headers of a record from another listener become AMQP headers."""
+    if record.headers and record.headers[-1][0] == AMQP_CLIENT_DEATHS_HEADER:
+        rest = Record(record.offset, record.timestamp, record.key, record.value, record.headers[:-1])
+        return replace(from_record(rest), claims_deaths=True)
     properties = properties_of(record)
     if properties is None:
         return _foreign(record, record.headers)

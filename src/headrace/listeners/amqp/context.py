@@ -1,5 +1,6 @@
 """The state that all connections of one AMQP listener share."""
 
+from headrace.broker.access.protected_mode import ProtectedMode
 from headrace.broker.broker import Broker
 from headrace.broker.metrics.counters import ListenerStats
 from headrace.config import Config
@@ -16,6 +17,7 @@ class ListenerContext:
         self.stats = stats
         self.clock = broker.clock
         self.users = broker.users
+        self.protected_mode = ProtectedMode(broker.users, is_enabled=config.protected_mode)
         self.flushes = broker.vhosts.flushes
         self.replies = DirectReplies()
         self.timeouts = ConsumerTimeouts()

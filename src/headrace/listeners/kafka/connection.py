@@ -255,11 +255,12 @@ class Connection(RequestPipeline, asyncio.BufferedProtocol):
         """Start no more requests; close after the last response."""
         self._is_over = True
 
-    def refuse(self, reason: str) -> None:
-        """Close at once, because the user is unknown or was deleted."""
+    def refuse(self, reason: str | None) -> None:
+        """Close at once, because the user is unknown or was deleted. Without a reason, it has been logged already."""
         if not self._is_over and not self.is_closed:
             self._is_over = True
-            logger.warning("%s: closed: %s", self.client_host, reason)
+            if reason is not None:
+                logger.warning("%s: closed: %s", self.client_host, reason)
             self._transport.abort()
 
     def abort(self, error: BaseException) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Coroutine, Sized
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from headrace.broker.access.protected_mode import ProtectedMode
 from headrace.broker.broker import Broker
 from headrace.broker.pressure.pressure import Verdict
 from headrace.config import Config
@@ -44,7 +45,8 @@ class KafkaContext:
         self.pool = BufferPool()
         self.topics = TopicIndex(broker.streams, cluster)
         self.metadata = MetadataCache(self.topics, self.node_id)
-        self.gate = LoginGate(broker.users, self.topics)
+        protected_mode = ProtectedMode(broker.users, is_enabled=config.protected_mode)
+        self.gate = LoginGate(broker.users, self.topics, protected_mode)
         self.stats = broker.stats.listener("kafka")
         self.flow = flow
         self.fetch_sessions = FetchSessions(broker.clock, lambda: self.elements_max)

@@ -22,6 +22,10 @@ class Timestamp(int):
     """Seconds since 1970, a separate type in a field table. Clients send values that datetime cannot represent."""
 
 
+class Int64(int):
+    """An integer that is encoded with 64 bits even if 32 are enough, as RabbitMQ encodes some headers."""
+
+
 Value: TypeAlias = "bool | int | float | Decimal | str | bytes | Timestamp | Mapping[str, Value] | list[Value] | None"
 Table: TypeAlias = "dict[str, Value]"
 
@@ -324,7 +328,7 @@ def _encode_value(value: Value, depth: int) -> bytes:
     if isinstance(value, Timestamp):
         return b"T" + _packed(_UINT64, value)
     if isinstance(value, int):
-        small = -(2**31) <= value < 2**31
+        small = -(2**31) <= value < 2**31 and not isinstance(value, Int64)
         return b"I" + _INT32.pack(value) if small else b"l" + _packed(_INT64, value)
     if isinstance(value, float):
         return b"d" + _DOUBLE.pack(value)

@@ -75,7 +75,7 @@ cdef int check_array(const uint8_t* p, const uint8_t* end, int depth) noexcept n
 
 
 cdef int check_table(const uint8_t* p, const uint8_t* end, int depth) noexcept nogil:
-    """BAD, NEEDS_DECISION if the outermost table names more receivers (CC, BCC), or PLAIN."""
+    """BAD, NEEDS_DECISION if the outermost table names more receivers (CC, BCC) or claims deaths, or PLAIN."""
     cdef Py_ssize_t size
     cdef int found = PLAIN
     if depth > DEPTH_MAX:
@@ -84,7 +84,9 @@ cdef int check_table(const uint8_t* p, const uint8_t* end, int depth) noexcept n
         if end - p < 1 + <Py_ssize_t>p[0]:
             return BAD
         if depth == 1 and (
-            (p[0] == 2 and memcmp(p + 1, b"CC", 2) == 0) or (p[0] == 3 and memcmp(p + 1, b"BCC", 3) == 0)
+            (p[0] == 2 and memcmp(p + 1, b"CC", 2) == 0)
+            or (p[0] == 3 and memcmp(p + 1, b"BCC", 3) == 0)
+            or (p[0] == 7 and memcmp(p + 1, b"x-death", 7) == 0)
         ):
             found = NEEDS_DECISION
         p += 1 + <Py_ssize_t>p[0]

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from pamqp import commands
 
+from headrace.broker.access.protected_mode import ProtectedMode
 from headrace.broker.access.users import Users
 from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.config import Config
@@ -120,7 +121,7 @@ class LoginRefused(ProtocolError):
         self.reason = reason
 
 
-def log_in(method: commands.Connection.StartOk, peer: Any, users: Users) -> str:
+def log_in(method: commands.Connection.StartOk, peer: Any, users: Users, protected_mode: ProtectedMode) -> str:
     """Returns the user's name or raises LoginRefused."""
     mechanism = method.mechanism
     read = MECHANISMS.get(mechanism)
@@ -136,7 +137,9 @@ def log_in(method: commands.Connection.StartOk, peer: Any, users: Users) -> str:
     user = users.authenticate(name, password)
     if user is None:
         raise LoginRefused(mechanism, f"user {name!r:.100} - invalid credentials")
-    if user.is_loopback_only and not is_loopback(peer[0] if peer else None):
+    if not is_loopback(peer[0] if peer else None) and not protected_mode.may_connect_remotely(user):
+        if protected_mode.refuses_remote_clients:
+            protected_mode.log_refusal(peer[0])
         raise LoginRefused(mechanism, f"user {name!r:.100} can only connect via localhost")
     return user.name
 
@@ -208,7 +211,7 @@ def _start_ok(connection: HandshakeConnection, method: commands.Connection.Start
     found = properties.get("capabilities")
     connection.capabilities = found if isinstance(found, dict) else {}
     try:
-        connection.user = log_in(method, transport.peer, context.users)
+        connection.user = log_in(method, transport.peer, context.users, context.protected_mode)
     except LoginRefused as error:
         context.stats.count("logins_refused")
         logger.warning("%s login refused from %s: %s", method.mechanism, transport.peer, error.reason)

@@ -6,6 +6,7 @@ from typing import Any
 
 from pamqp import commands
 
+from headrace.broker.queues.stream_filter import StreamFilter
 from headrace.broker.queues.stream_queue import StreamQueue
 from headrace.broker.streams.partition import when_loaded
 from headrace.broker.vhosts.declarations import server_name
@@ -70,11 +71,12 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> Coroutine[Any, 
 async def _consume_stream(
     channel: Channel, consumer: AmqpConsumer, queue: StreamQueue, method: commands.Basic.Consume
 ) -> None:
-    if not channel.prefetch and not channel.prefetch_global and not method.no_ack:
-        raise ChannelError(
-            PRECONDITION_FAILED,
-            f"consumer prefetch count is not set for 'queue '{queue.name}' in vhost '{queue.vhost.name}''",
-        )
+    place = f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
+    if not channel.prefetch and not channel.prefetch_global:
+        raise ChannelError(PRECONDITION_FAILED, f"consumer prefetch count is not set for stream {place}")
+    if method.no_ack:
+        text = f"automatic acknowledgement not supported by stream {place}"
+        raise ProtocolError(NOT_IMPLEMENTED, text, 60, 20)
     wanted, now_ms = consumer.arguments.get("x-stream-offset"), queue.vhost.clock.now_ms()
     offset = await when_loaded(partial(queue.start_offset, wanted, now_ms))
     if not channel.is_open:
@@ -82,7 +84,7 @@ async def _consume_stream(
     if queue.is_deleted:
         raise QueueNotFound(queue.vhost.name, queue.name)
     _begin(channel, consumer, method)
-    queue.attach(consumer, offset)
+    queue.attach(consumer, offset, StreamFilter.of(consumer.arguments))
 
 
 def _begin(channel: Channel, consumer: AmqpConsumer, method: commands.Basic.Consume) -> None:

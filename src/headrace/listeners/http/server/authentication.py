@@ -1,8 +1,9 @@
 """Authentication of HTTP requests.
 
-While guest with its default password is the only user, routes outside /api need no credentials and only refuse requests
-that a page of another site may have sent. Otherwise every request needs Basic credentials; local requests without any
-are guest's, as long as guest has its default password. See docs/security.md.
+While guest with its default password is the only user, routes outside /api need no credentials; they refuse requests of
+other machines (protected mode) and requests that a page of another site may have sent. Otherwise every request needs
+Basic credentials; local requests without any are guest's, as long as guest has its default password. See
+docs/security.md.
 """
 
 import base64
@@ -16,7 +17,8 @@ from functools import lru_cache
 from starlette.types import Scope
 
 from headrace.broker.access.permissions import Rights
-from headrace.broker.access.users import GUEST, User, Users
+from headrace.broker.access.protected_mode import REFUSED, ProtectedMode
+from headrace.broker.access.users import GUEST, LOOPBACK_USERS, User, Users
 from headrace.broker.types.vhost_names import DEFAULT
 from headrace.errors import HeadraceError, Overloaded
 from headrace.listeners.common.addresses import parse, source_of
@@ -160,8 +162,9 @@ class AnyUser(Caller):
 class HttpGate:
     """Authenticates requests. Verified credentials are cached until users change."""
 
-    def __init__(self, users: Users, monotonic: Callable[[], float]) -> None:
+    def __init__(self, users: Users, protected_mode: ProtectedMode, monotonic: Callable[[], float]) -> None:
         self._users = users
+        self._protected_mode = protected_mode
         self._failures = Failures(monotonic)
         self._known: dict[bytes, Caller] = {}
         self._guest: Caller | None = None
@@ -186,13 +189,20 @@ class HttpGate:
         return self._guest
 
     def anonymous(self, scope: Scope) -> Caller:
-        """The caller while authentication is off. Forbidden if a page of another site may have sent the request by DNS
-        rebinding."""
-        client, host_header = scope.get("client"), b""
+        """The caller while authentication is off. Forbidden for a client on another machine in protected mode, and if a
+        page of another site may have sent the request by DNS rebinding."""
+        client, host_header, is_forwarded = scope.get("client"), b"", False
         for name, value in scope["headers"]:
             if name == b"host":
                 host_header = value
-        if is_loopback(client[0] if client else None) and not is_local_name(host_header):
+            elif name in FORWARDED:
+                is_forwarded = True
+        is_local = is_loopback(client[0] if client else None)
+        # Behind a local proxy all requests seem local; those with forwarding headers are not.
+        if self._protected_mode.refuses_remote_clients and (is_forwarded or not is_local):
+            self._protected_mode.log_refusal(client[0] if client else None)
+            raise Forbidden(REFUSED)
+        if is_local and not is_local_name(host_header):
             logger.warning("HTTP request refused: the Host header is %r", host_header[:NAME_CHARACTERS_SHOWN])
             raise Forbidden(FOREIGN_HOST)
         return self.any_user
@@ -223,7 +233,11 @@ class HttpGate:
             # Behind a local proxy, count failures by forwarded address: one attacker must not lock out all clients.
             source = address_passed_on(forwarded) if is_loopback(host) else None
             found = self._log_in(given, source_of(source or host))
-        if found.user.is_loopback_only and not (local if guest is None else could_be_guest):
+        if local:
+            is_allowed = guest is None or could_be_guest or found.user.name not in LOOPBACK_USERS
+        else:
+            is_allowed = self._protected_mode.may_connect_remotely(found.user)
+        if not is_allowed:
             raise NotAuthorised("User can only log in via localhost")
         return found
 

@@ -8,6 +8,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from headrace.broker.access.protected_mode import ProtectedMode
 from headrace.broker.broker import Broker
 from headrace.broker.metrics.counters import ListenerStats
 from headrace.config import Config
@@ -27,7 +28,8 @@ class HttpContext:
         self.broker = broker
         self.config: Config = broker.config
         self.stats: ListenerStats = broker.stats.listener("http")
-        self.gate = HttpGate(broker.users, broker.clock.monotonic)
+        protected_mode = ProtectedMode(broker.users, is_enabled=self.config.protected_mode)
+        self.gate = HttpGate(broker.users, protected_mode, broker.clock.monotonic)
         self.rates = Rates()
         wanted = max(BUDGET_BYTES_MIN, 2 * self.config.request_bytes_max)
         self.budget = Budget(min(wanted, broker.pressure.limits.memory_bytes // BUDGET_PART))

@@ -1,14 +1,16 @@
 """LoginGate: the one place where this listener decides which connections are admitted, with the broker's users.
 
-The broker is open while guest with its well-known password is the only user: then no connection has to log in. From
-then on a connection logs in before anything else. One exception: a connection from this machine that does not log in is
-guest, as long as guest has its first password. The HTTP listener follows the same rule; see docs/security.md.
+The broker is open while guest with its default password is the only user: then no connection has to log in, and
+protected mode admits connections from this machine only. With users, a connection logs in before anything else. One
+exception: a connection from this machine that does not log in is guest, as long as guest has its default password. The
+HTTP listener follows the same rule; see docs/security.md.
 """
 
 import logging
 from enum import Enum
 from typing import Protocol
 
+from headrace.broker.access.protected_mode import ProtectedMode
 from headrace.broker.access.users import GUEST, User, Users
 from headrace.listeners.common.addresses import is_loopback
 from headrace.listeners.kafka.admin.topic_index import VHOST, Topics
@@ -42,7 +44,7 @@ class Client(Protocol):
     admitted_at: int
     peer: tuple[str, int]
 
-    def refuse(self, reason: str) -> None: ...
+    def refuse(self, reason: str | None) -> None: ...
 
 
 class ClientRequest(Protocol):
@@ -57,8 +59,8 @@ class ClientRequest(Protocol):
 class LoginGate:
     """Decides which user a connection is, and whether its requests are admitted."""
 
-    def __init__(self, users: Users, topics: Topics) -> None:
-        self._users, self._topics = users, topics
+    def __init__(self, users: Users, topics: Topics, protected_mode: ProtectedMode) -> None:
+        self._users, self._topics, self._protected_mode = users, topics, protected_mode
         self.anybody = AnyUser(topics)
 
     @property
@@ -72,7 +74,11 @@ class LoginGate:
         connection = request.connection
         user = self.user_of(connection)
         if user is None:
-            connection.refuse(f"{request.api.name} without a login")
+            if self.is_open:
+                self._protected_mode.log_refusal(connection.peer[0])
+                connection.refuse(None)
+            else:
+                connection.refuse(f"{request.api.name} without a login")
             return False
         connection.user = user
         connection.access = None if self.is_open else self._access(user, connection)
@@ -88,7 +94,8 @@ class LoginGate:
         if connection.has_logged_in:
             return connection.user if self._users.has(connection.user) else None
         if self.is_open:
-            return ""
+            is_refused = self._protected_mode.refuses_remote_clients and not is_loopback(connection.peer[0])
+            return None if is_refused else ""
         is_silent = connection.login is Stage.NONE  # a login that was started has to be completed
         if is_silent and is_loopback(connection.peer[0]) and self._users.guest_is_default:
             return GUEST
@@ -110,7 +117,9 @@ class LoginGate:
 
     def _let_in(self, user: User, mechanism: str, connection: Client) -> None:
         name = user.name
-        if user.is_loopback_only and not is_loopback(connection.peer[0]):
+        if not is_loopback(connection.peer[0]) and not self._protected_mode.may_connect_remotely(user):
+            if self._protected_mode.refuses_remote_clients:
+                self._protected_mode.log_refusal(connection.peer[0])
             raise wrong(mechanism, f"user {name!r:.100} can only connect via localhost")
         if connection.has_logged_in and connection.user != name:
             text = f"Cannot change principals during re-authentication from User:{connection.user} to User:{name}"
