@@ -12,9 +12,11 @@ import resource
 import shutil
 import tempfile
 import time
+from typing import cast
 
 import uvloop
 from pamqp import commands, frame
+from pamqp.common import FieldTable
 
 from bench.broker import Broker
 from bench.result import Result
@@ -22,7 +24,7 @@ from bench.result import Result
 BAR_KB = 8.0
 AT_ONCE = 200
 HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
-PROPERTIES = {
+PROPERTIES: FieldTable = {
     "product": "Pika Python Client Library",
     "platform": "Python 3.11.7",
     "capabilities": {
@@ -55,9 +57,8 @@ class Idle(asyncio.Protocol):
         self._buffer = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
-        self.transport = transport
-        transport.write(b"AMQP\x00\x00\x09\x01")  # type: ignore[attr-defined]
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's does not derive from it
+        self.transport.write(b"AMQP\x00\x00\x09\x01")
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -72,7 +73,7 @@ class Idle(asyncio.Protocol):
         if kind == 8:
             self.heard += 1
         elif self._stage < len(self._answers):
-            self.transport.write(self._answers[self._stage])  # type: ignore[attr-defined]
+            self.transport.write(self._answers[self._stage])
             self._stage += 1
         elif not self.opened.done():
             self._answers = []
@@ -80,7 +81,7 @@ class Idle(asyncio.Protocol):
 
     def beat(self) -> None:
         if not self.is_lost:
-            self.transport.write(HEARTBEAT)  # type: ignore[attr-defined]
+            self.transport.write(HEARTBEAT)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_lost = True

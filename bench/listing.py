@@ -124,7 +124,10 @@ def measure(broker: Broker, queues: int, connections: int) -> None:
     noted.seek(0)
     lines = [line.split() for line in noted if line.endswith("\n")]
     confirms = [(float(at), float(took)) for at, took in lines]
-    within = lambda since, until: [took for at, took in confirms if since <= at <= until]  # noqa: E731
+
+    def within(since: float, until: float) -> list[float]:
+        return [took for at, took in confirms if since <= at <= until]
+
     for path, since, until, cost in spans[1:]:
         print(f"{cost}  confirms {spread(within(since, until))}  {path}")
     print(f"confirms, nobody looks      {spread(within(*spans[0][1:3]))}")
@@ -163,9 +166,9 @@ async def turns(folder: str, queues: int, connections: int) -> None:
     longest = [0.0]
     run = asyncio.Handle._run
 
-    def timed(handle: asyncio.Handle) -> None:
+    def timed(self: asyncio.Handle) -> None:
         before = time.thread_time()
-        run(handle)
+        run(self)
         longest[0] = max(longest[0], time.thread_time() - before)
 
     asyncio.Handle._run = timed  # type: ignore[method-assign]

@@ -162,13 +162,17 @@ class Traffic:
         connection.close()
 
     def _publish_kafka(self, listener: Listener) -> None:
-        from confluent_kafka import Producer
+        from confluent_kafka import KafkaError, Producer
 
         producer = Producer({"bootstrap.servers": self._addresses["kafka"], "linger.ms": 0, "acks": "all"})
         failed: list[object] = []
 
+        def delivered(error: KafkaError | None, _: object) -> None:
+            if error is not None:
+                failed.append(error)
+
         def publish(body: bytes) -> None:
-            producer.produce("soak.kafka", body, on_delivery=lambda error, _: error and failed.append(error))
+            producer.produce("soak.kafka", body, on_delivery=delivered)
             if producer.flush(30) or failed:
                 raise RuntimeError(f"not taken: {failed[:1]}")
 
@@ -182,8 +186,8 @@ class Traffic:
         consumer.subscribe(["soak.kafka"])
         while self._reading.is_set():
             message = consumer.poll(0.5)
-            if message is not None and message.error() is None:
-                listener.arrived(message.value())
+            if message is not None and message.error() is None and (body := message.value()) is not None:
+                listener.arrived(body)
         consumer.close()
 
     def _publish_http(self, listener: Listener) -> None:

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +21,10 @@ from tests.cli.running import serving
 
 # Small journal files, because pre-writing 64 MB each takes too long. No retention by age, because periodic maintenance
 # would delete the records with timestamps in 1970.
-SMALL = {"journal_file_size": "1MB", "journal_files": 2, "retention_ms": -1}
+SMALL: dict[str, Any] = {"journal_file_size": "1MB", "journal_files": 2, "retention_ms": -1}
 
 
-def open_log(path: Path, **settings: object) -> headrace.Log:
+def open_log(path: Path, **settings: Any) -> headrace.Log:
     return headrace.Log(path, **{**SMALL, **settings})
 
 
@@ -34,7 +35,8 @@ def log(tmp_path: Path) -> Iterator[headrace.Log]:
 
 
 def test_appended_records_can_be_read(log: headrace.Log) -> None:
-    assert log.latest_offset is None
+    latest = log.latest_offset
+    assert latest is None
     assert log.append("first", key="k", headers=[("h", b"v")], timestamp=5) == 0
     assert log.append(None, key=b"k") == 1
     first, second = log.read(0)
@@ -417,7 +419,11 @@ def test_a_cold_read_raises_when_the_log_is_closed(log: headrace.Log, monkeypatc
     def read() -> None:
         raise ReadWaits(Loads(loader), "what lies on the disk", lambda: None)
 
-    closing = threading.Thread(target=lambda: asked.wait(60) and log.close(), daemon=True)
+    def close() -> None:
+        if asked.wait(60):
+            log.close()
+
+    closing = threading.Thread(target=close, daemon=True)
     closing.start()
     with pytest.raises(LogClosed):
         assert ended(lambda: log._when_loaded(read))

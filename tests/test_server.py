@@ -242,7 +242,7 @@ def test_names_cannot_forge_log_lines(capsys: pytest.CaptureFixture[str]) -> Non
     before = root.handlers[:], root.level
     try:
         for form in ("text", "json"):
-            set_up_logging(Config(log_format=form))  # type: ignore[arg-type]
+            set_up_logging(Config(log_format=form))
             logging.getLogger("headrace.test").warning("topic %r and %s", "a\nb", "c\r\n2026 error: forged")
     finally:
         root.handlers[:], root.level = before

@@ -72,7 +72,7 @@ def test_a_folder_that_goes_while_it_is_listed_is_just_not_there(
         (tmp_path / name / "a.parquet").touch()
     scan = os.scandir
 
-    def remove_first(path: object) -> object:
+    def remove_first(path: str | Path) -> object:
         if str(path) == str(tmp_path / "gone"):  # `rmtree` itself walks by descriptors
             shutil.rmtree(tmp_path / "gone", ignore_errors=True)
         return scan(path)

@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
+from headrace.broker.groups.classic.group import ClassicGroup
 from headrace.broker.groups.classic.members import Join, JoinResult, Synced
 from headrace.broker.groups.config import DEFAULTS, GroupConfig
 from headrace.broker.groups.coordinator import Groups
@@ -141,6 +142,12 @@ class World:
         """As after kill -9: timers and members in memory are gone."""
         self.timers = ManualTimers(self.clock)
         self.groups = self.open()
+
+    def classic(self, group: str) -> ClassicGroup:
+        """The group, whose members all use the classic protocol."""
+        found = self.groups.known_classic(group)
+        assert isinstance(found, ClassicGroup)
+        return found
 
     def join(self, group: str, member_id: str = "", **values: Any) -> "Answer[JoinResult]":
         answer: Answer[JoinResult] = Answer()

@@ -1,6 +1,7 @@
 """Consumers of both group protocols that do what the real ones do, one request at a time."""
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -42,7 +43,18 @@ def subscription(topics: Iterable[str] = ("t",), owned: Iterable[TopicPartition]
     return out + text("rack") if version >= 3 else out
 
 
-class ClassicClient:
+class GroupClient(ABC):
+    """What the consumers of both protocols have."""
+
+    member_id: str
+    owned: Owned
+
+    @abstractmethod
+    def step(self) -> None:
+        """Send one request."""
+
+
+class ClassicClient(GroupClient):
     """Eager: it gives up everything before it joins. Cooperative: it says what it owns, and gives up what it must."""
 
     def __init__(
@@ -53,7 +65,7 @@ class ClassicClient:
         self.instance_id = instance_id
         self.member_id = ""
         self.generation = -1
-        self.owned: Owned = frozenset()
+        self.owned = frozenset()
         self.wants_join = True
         self.values = values
         self._joining: Answer[JoinResult] | None = None
@@ -153,7 +165,7 @@ class ClassicClient:
                 pass  # it was not in the group
 
 
-class NewClient:
+class NewClient(GroupClient):
     """Of the new protocol."""
 
     def __init__(self, world: World, name: str, *, instance_id: str | None = None, **values: Any) -> None:
@@ -161,7 +173,7 @@ class NewClient:
         self.member_id = name
         self.instance_id = instance_id
         self.epoch = 0
-        self.owned: Owned = frozenset()
+        self.owned = frozenset()
         self.values = {"topics": frozenset({"t"}), "rebalance_timeout_ms": 30_000, **values}
 
     def step(self) -> None:
@@ -197,6 +209,12 @@ class NewClient:
 
 
 AnyClient = ClassicClient | NewClient
+
+
+def join_again(client: AnyClient) -> None:
+    """Only clients of the classic protocol join."""
+    if isinstance(client, ClassicClient):
+        client.wants_join = True
 
 
 def check_owners(clients: Iterable[AnyClient]) -> None:

@@ -40,7 +40,7 @@ async def declare(host: VirtualHost, name: str, *, durable: bool = True, auto_de
 
 
 async def declare_exchange(host: VirtualHost, name: str, kind: str = "direct", **options: Any) -> Any:
-    wanted = {"durable": True, "auto_delete": False, "internal": False, "arguments": {}} | options
+    wanted: dict[str, Any] = {"durable": True, "auto_delete": False, "internal": False, "arguments": {}} | options
     return await host.declare_exchange(name, kind, **wanted)
 
 

@@ -279,7 +279,7 @@ async def test_what_is_too_large_for_one_journal_entry_is_stored_partition_by_pa
     assert places == [(p, i) for p in (0, 1, 2) for i in range(5)]
     full = DiskFull("no room")
 
-    def refuse(batch: Any, infos: Any) -> Any:
+    def refuse(batch: Any, infos: Any = None) -> Any:
         ticket = broker.shard.new_ticket()
         ticket.resolve(full)
         return ticket

@@ -22,7 +22,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
     opened = await Broker.open(config(tmp_path / "data", amqp_bindings_max=BINDINGS_MAX))
     await opened.streams.create("there-topic")
     host = opened.vhosts.get("/")
-    as_is = {"auto_delete": False, "arguments": {}}
+    as_is: dict[str, Any] = {"auto_delete": False, "arguments": {}}
     await host.declare_exchange("there", "direct", durable=True, internal=False, **as_is)
     await host.declare_queue("there", durable=True, exclusive=False, owner=None, **as_is)
     await host.declare_queue("mine", durable=False, exclusive=True, owner=object(), **as_is)

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.routing.exchanges import Binding, ConsistentHash, Exchange, Headers, is_kind, make_exchange
+from headrace.broker.routing.exchanges import (
+    Binding,
+    ConsistentHash,
+    Destination,
+    Exchange,
+    Headers,
+    is_kind,
+    make_exchange,
+)
 from headrace.broker.routing.router import Routing
 from headrace.broker.routing.topic_trie import TopicTrie
 from headrace.broker.types.message import Message
@@ -126,7 +134,7 @@ def test_the_consistent_hash_spreads_by_weight_and_moves_few_keys_when_a_queue_l
 
 
 def test_a_message_with_several_keys_goes_to_one_queue_of_a_consistent_hash() -> None:
-    routing = Routing("/")
+    routing: Routing[Destination] = Routing("/")
     exchange = routing.exchanges["c"] = bound(make_exchange("c", "x-consistent-hash"), **dict.fromkeys("abcdef", "1"))
     message = Message("c", "0", b"\0\0", b"")
     assert len(routing.route_message(exchange, [str(n) for n in range(20)], message, {}).queues) == 1
@@ -134,7 +142,7 @@ def test_a_message_with_several_keys_goes_to_one_queue_of_a_consistent_hash() ->
 
 def test_an_alternate_exchange_gets_a_message_only_if_none_of_its_keys_match() -> None:
     """Regression: a message with one unmatched key among others also went to the alternate exchange."""
-    routing = Routing("/")
+    routing: Routing[Destination] = Routing("/")
     exchange = bound(make_exchange("d", "direct", arguments={"alternate-exchange": "other"}), first="1", second="2")
     routing.exchanges |= {"d": exchange, "other": bound(make_exchange("other", "fanout"), rest="")}
 
@@ -197,6 +205,7 @@ def test_a_delayed_exchange_matches_as_the_kind_it_names() -> None:
     exchange = make_exchange("x", "x-delayed-message", arguments={"x-delayed-type": "topic"})
     assert exchange.declared_kind == "x-delayed-message"
     assert names(bound(exchange, q="a.*"), "a.b") == ["q"]
+    wrong: dict[str, Any]
     for wrong in ({}, {"x-delayed-type": ["topic"]}, {"x-delayed-type": {}}, {"x-delayed-type": "nothing"}):
         with pytest.raises(ArgumentMismatch):
             make_exchange("x", "x-delayed-message", arguments=wrong)

@@ -33,7 +33,7 @@ def test_the_first_member_leads_and_gets_what_it_assigns(world: World) -> None:
     assert joined.members == ((joined.member_id, None, b"metadata"),)
     synced = world.sync("g", joined, {joined.member_id: b"mine"}).result
     assert synced.assignment == b"mine"
-    assert world.groups.known_classic("g").state is GroupState.STABLE
+    assert world.classic("g").state is GroupState.STABLE
 
 
 def test_a_second_member_waits_until_the_first_has_joined_again(world: World) -> None:
@@ -51,8 +51,7 @@ def test_a_second_member_waits_until_the_first_has_joined_again(world: World) ->
 def test_followers_wait_for_the_leaders_assignment(world: World) -> None:
     first, second = (one for one in world.stable("g", 2))
     leader, follower = (first, second) if first.leader == first.member_id else (second, first)
-    group = world.groups.known_classic("g")
-    assert group.state is GroupState.STABLE
+    assert world.classic("g").state is GroupState.STABLE
     assert world.sync("g", follower).result.assignment == follower.member_id.encode()
     assert world.sync("g", leader).result.assignment == leader.member_id.encode()
 
@@ -115,9 +114,9 @@ def test_without_the_leaders_sync_the_followers_start_over(world: World) -> None
 
 def test_leaving_starts_a_rebalance_and_the_last_one_empties_the_group(world: World) -> None:
     first, second = world.stable("g", 2)
-    group = world.groups.known_classic("g")
+    group = world.classic("g")
     group.leave(second.member_id, None)
-    assert group.state is GroupState.PREPARING
+    assert world.classic("g").state is GroupState.PREPARING
     group.leave(first.member_id, None)
     assert group.state is GroupState.EMPTY
     assert group.generation == first.generation + 1
@@ -216,7 +215,7 @@ def test_the_protocol_most_members_want_is_chosen(world: World) -> None:
 
 def test_a_generation_that_is_over_is_not_served(world: World) -> None:
     [joined] = world.stable("g", 1)
-    group = world.groups.known_classic("g")
+    group = world.classic("g")
     with pytest.raises(IllegalGeneration):
         group.heartbeat(joined.member_id, None, joined.generation - 1)
     with pytest.raises(IllegalGeneration):
@@ -269,7 +268,7 @@ def test_a_static_member_that_restarts_with_other_metadata_keeps_its_place(world
     assert again.generation == leader.generation
     assert world.sync("g", again).result.assignment == name.encode()
     world.restart()
-    assert world.groups.known_classic("g").members[again.member_id].protocols == (("range", b"other"),)
+    assert world.classic("g").members[again.member_id].protocols == (("range", b"other"),)
 
 
 def test_a_static_member_that_restarts_with_another_favourite_protocol_begins_a_rebalance(world: World) -> None:
@@ -310,7 +309,7 @@ def test_a_static_leader_that_restarts_does_not_assign(world: World) -> None:
     second = world.join("g", instance_id="one").result  # before JoinGroup 9 it can only be told that another leads
     assert (second.leader, second.skip_assignment, second.members) == (first.member_id, False, ())
     assert world.sync("g", second).result.assignment == b"one"
-    assert world.groups.known_classic("g").leader == second.member_id
+    assert world.classic("g").leader == second.member_id
 
 
 def test_static_members_that_are_away_and_allow_no_time_are_not_looked_for_all_the_time(world: World) -> None:
@@ -319,7 +318,7 @@ def test_static_members_that_are_away_and_allow_no_time_are_not_looked_for_all_t
     world.sync("g", first)
     world.join("g", instance_id="two", rebalance_timeout_ms=1)
     world.join("g", first.member_id, instance_id="one", rebalance_timeout_ms=1)
-    group = world.groups.known_classic("g")
+    group = world.classic("g")
     group.leave("", "two")
     assert group.state is GroupState.PREPARING
     before = world.timers.made
@@ -332,7 +331,7 @@ def test_a_static_member_can_be_removed_by_its_name(world: World) -> None:
     first = world.join("g", instance_id="one").result
     world.sync("g", first)
     assert world.groups.known_classic("g").leave("", "one") == first.member_id
-    assert world.groups.known_classic("g").state is GroupState.EMPTY
+    assert world.classic("g").state is GroupState.EMPTY
 
 
 def test_a_member_that_joins_again_unchanged_gets_the_generation_it_missed(world: World) -> None:

@@ -4,7 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.groups.classic.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
+from headrace.broker.groups.classic.consumer_protocol import (
+    Assigned,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+)
 from headrace.errors import (
     InconsistentProtocol,
 )
@@ -39,4 +44,4 @@ def test_bytes_of_any_kind_are_refused_or_read(data: bytes) -> None:
 
 @given(st.sets(st.tuples(st.sampled_from(["a", "topic"]), st.integers(0, 100))), st.integers(0, 3))
 def test_an_assignment_is_read_as_it_was_written(partitions: set[tuple[str, int]], version: int) -> None:
-    assert decode_assignment(encode_assignment(partitions, version)) == (partitions, b"")
+    assert decode_assignment(encode_assignment(partitions, version)) == Assigned(frozenset(partitions), b"")

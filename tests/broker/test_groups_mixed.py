@@ -35,6 +35,7 @@ from tests.broker.mixed_clients import (
     classic_of,
     classic_pair,
     group_of,
+    join_again,
     mixed,
     refused_sync,
     settle,
@@ -370,7 +371,7 @@ def test_whatever_the_order_no_partition_has_two_owners_and_none_is_left_out(
         world.timers.advance(5)
         settle(*clients, rounds=4)
     if isinstance(world.groups.find(GROUP), ClassicGroup):
-        clients[0].wants_join = True  # that there are more partitions a leader has to see itself
+        join_again(clients[0])  # that there are more partitions a leader has to see itself
         clients.append(start(3, new=False))
         settle(*clients)
     assert frozenset().union(*(one.owned for one in clients)) == {("t", number) for number in range(world.topics["t"])}

@@ -45,7 +45,7 @@ def test_the_group_is_classic_again_when_the_last_of_the_new_protocol_leaves(wor
     generation = pair[0].generation
     new.stop()
     group = classic_of(world)
-    assert group.state is GroupState.PREPARING
+    assert classic_of(world).state is GroupState.PREPARING
     assert group.generation == generation
     for one in pair:
         one.commit()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.groups.consumer.group import LEAVE_EPOCH, Heartbeat
-from headrace.broker.groups.member_budget import MEMBER_BYTES
+from headrace.broker.groups.member_budget import MEMBER_BYTES, MemberMemory
 from headrace.errors import HeadraceError, MemberIdRequired, MembersFull
 from tests.broker.group_world import World
 
@@ -170,10 +170,10 @@ def test_nobody_is_asked_again_for_each_that_joins(world: World) -> None:
     looked = 0
     keep = world.groups.member_budget.keep
 
-    def counted(*values: object) -> None:
+    def counted(one: MemberMemory, size: int) -> None:
         nonlocal looked
         looked += 1
-        keep(*values)  # type: ignore[arg-type]
+        keep(one, size)
 
     world.groups.member_budget.keep = counted  # type: ignore[method-assign]
     for _ in range(200):

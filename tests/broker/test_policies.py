@@ -1,6 +1,7 @@
 """What a queue's arguments and the policies that fit it make together."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -32,7 +33,8 @@ def policy(pattern: str = ".*", **definition: object) -> Policy:
 @given(own=some.none() | some.integers(1, 1000), given_=some.integers(1, 1000))
 def test_of_two_bounds_the_tighter_holds(key: str, own: int | None, given_: int) -> None:
     field = NUMBERS[key]
-    merged = merge(QueueArguments(**{field: own}), limits({key: given_}))
+    arguments: dict[str, Any] = {field: own}
+    merged = merge(QueueArguments(**arguments), limits({key: given_}))
     assert getattr(merged, field) == min(given_ if own is None else own, given_)
 
 

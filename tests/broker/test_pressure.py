@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -159,10 +159,10 @@ class Reclaimable:
 class World:
     def __init__(self, rss: int = 100 * MB, **config: Any) -> None:
         self.clock, self.memory = Clock(), Memory(rss)
-        counters = SimpleNamespace(bytes_written=0, bytes_read=0)
-        self.shard: Any = SimpleNamespace(pending_bytes=0, counters=counters)
-        self.disk: Any = SimpleNamespace(free_bytes=lambda path: self.free)
         self.free = 10_000 * MB
+        counters = SimpleNamespace(bytes_written=0, bytes_read=0)
+        self.shard = cast(Any, SimpleNamespace(pending_bytes=0, counters=counters))
+        self.disk: Any = SimpleNamespace(free_bytes=lambda path: self.free)
         settings = Config(memory_limit=1000 * MB, disk_free_limit=100 * MB, **config)
         self.pressure = Pressure(self.shard, settings, self.clock, self.disk, self.memory)
 

@@ -375,7 +375,8 @@ def test_an_aborted_transaction_is_forgotten_before_its_marker_goes(
     producers.ended(log, 5, 0, 1, commit=False)
     fill()
     assert compact() is None
-    assert producers.of(log.id).aborted_between(0, 2) == [(5, 0)]
+    of_log = producers.of(log.id)
+    assert of_log is not None and of_log.aborted_between(0, 2) == [(5, 0)]
     fill()
     with monkeypatch.context() as patches:
         fill_disk(bench, patches)

@@ -28,7 +28,7 @@ async def test_a_member_goes_on_after_a_restart_as_if_nothing_had_been(tmp_path:
         assert len(assigned) == 2
     async with opened(tmp_path) as (_, shares):
         [kept] = shares.known("s").members.values()
-        assert (kept.client_id, kept.client_host, kept.topics) == ("c", "/h", {"t"})
+        assert (kept.client_id, kept.client_host, kept.topics) == ("c", "/h", frozenset({"t"}))
         member, is_news = beat(shares, epoch)
         assert (member.epoch, member.assigned, is_news) == (epoch, assigned, False)
         with pytest.raises(GroupNotEmpty):

@@ -13,7 +13,7 @@ from headrace.broker.queues.dead_letter_browser import Selection, death_of
 from headrace.broker.queues.queue import Queue
 from headrace.broker.types.message import Message, from_record
 from headrace.record import codec
-from headrace.record.amqp.properties import OBJECTS_MAX, encode_properties
+from headrace.record.amqp.properties import OBJECTS_MAX, Value, encode_properties
 from headrace.record.types import Record
 from tests.broker.queue_world import bodies, declare, opened, pass_time, say, until
 
@@ -42,7 +42,7 @@ every_kind = pytest.mark.parametrize("headers", STRANGE.values(), ids=STRANGE.ke
 
 
 def test_a_message_goes_by_the_keys_of_its_cc_whatever_else_is_there() -> None:
-    headers = {"CC": [5, "caf\udce9", "plain"]}
+    headers: dict[str, Value] = {"CC": [5, "caf\udce9", "plain"]}
     message = Message("", "own", encode_properties({"headers": headers}), b"")
     assert message.take_receivers() == ["own", "caf\udce9", "plain"]
 
@@ -66,7 +66,7 @@ async def fill(queue: Queue, headers: Headers) -> None:
 async def mortal(broker: Broker, **arguments: Any) -> tuple[Queue, Queue]:
     host = broker.vhosts.get("/")
     dead = await declare(host, "dead")
-    options = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
+    options: dict[str, Any] = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
     return await declare(host, "q", **options, **arguments), dead
 
 

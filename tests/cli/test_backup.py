@@ -67,7 +67,12 @@ def fill(client: httpx.Client) -> None:
     client.put("/cursors/reader", json=cursor).raise_for_status()
     client.put(OFFICE, json={"durable": True, "arguments": {}}).raise_for_status()
     for text in ("done", "left", "right"):
-        message = {"routing_key": "work", "payload": text, "payload_encoding": "string", "properties": {}}
+        message: dict[str, object] = {
+            "routing_key": "work",
+            "payload": text,
+            "payload_encoding": "string",
+            "properties": {},
+        }
         client.post("/api/exchanges/%2F/amq.default/publish", json=message).raise_for_status()
     take = {"count": 1, "ackmode": "ack_requeue_false", "encoding": "auto"}
     assert client.post(f"{OFFICE}/get", json=take).json()[0]["payload"] == "done"

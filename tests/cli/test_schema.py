@@ -14,7 +14,7 @@ def record(*fields: dict[str, object]) -> str:
     return json.dumps({"type": "record", "name": "Order", "fields": fields}, separators=(",", ":"))
 
 
-ID = {"name": "id", "type": "int"}
+ID: dict[str, object] = {"name": "id", "type": "int"}
 FIRST, SECOND = record(ID), record(ID, {"name": "note", "type": "string", "default": ""})
 BROKEN = record(ID, {"name": "price", "type": "int"})  # the registered schema has no such field
 

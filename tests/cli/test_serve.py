@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from headrace import Client
 from tests.cli.running import ONLY_HTTP, SMALL, Broker, Started, closed_terminals, headrace, serving
 
 
-def start_that_fails(*arguments: str, cwd: Path | None = None, **env: str) -> tuple[int, str]:
+def start_that_fails(*arguments: str, cwd: Path | None = None, **env: Any) -> tuple[int, str]:
     """The exit code and the error sentence."""
     done = headrace("serve", *arguments, cwd=cwd, **env)
     sentence = done.stderr.decode()

@@ -1,6 +1,7 @@
 """What becomes of messages that both producers were given when the network or the broker does not do its part."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import json
 import threading
@@ -48,7 +49,9 @@ def publish(kind: str, url: str, *values: str) -> list[Published | HeadraceError
         return [error_or_result(future) for future in futures]
 
 
-def error_or_result(future: "asyncio.Future[Published]") -> Published | HeadraceError:  # or a concurrent one
+def error_or_result(
+    future: "asyncio.Future[Published] | concurrent.futures.Future[Published]",
+) -> Published | HeadraceError:
     error = future.exception()
     assert error is None or isinstance(error, HeadraceError)
     return error or future.result()
@@ -104,7 +107,7 @@ def test_only_the_message_at_fault_is_refused() -> None:
         gate.opened.set()
         with pytest.raises(InvalidInput):
             producer.close()
-        outcomes = [error_or_result(future) for future in futures]  # type: ignore[arg-type]
+        outcomes = [error_or_result(future) for future in futures]
     assert outcomes[0] == Published(0, 7)
     assert outcomes[1:3] == [Published(0, 1), Published(0, 2)]
     assert isinstance(outcomes[3], InvalidInput)
@@ -161,7 +164,7 @@ def sent_together(kind: str, problem: str, *values: str) -> tuple[list[Published
     assert first.result(60) == Published(0, 0)
     with contextlib.suppress(HeadraceError):
         producer.close()
-    return [error_or_result(future) for future in futures], keeper.asked[1:]  # type: ignore[arg-type]
+    return [error_or_result(future) for future in futures], keeper.asked[1:]
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -272,10 +275,10 @@ class Gate:
         self.entered, self.opened = threading.Event(), threading.Event()
         self.inner: Connection
 
-    def request(self, *args: object, **options: object) -> Response:
+    def request(self, *args: Any, **options: Any) -> Response:
         self.entered.set()
         self.opened.wait()
-        return self.inner.request(*args, **options)  # type: ignore[arg-type]
+        return self.inner.request(*args, **options)
 
     def close(self) -> None:
         self.inner.close()

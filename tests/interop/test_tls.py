@@ -208,8 +208,8 @@ def test_clients_of_http(broker: TlsBroker) -> None:
         where, content=b"by httpx", headers={"content-type": "text/plain"}, verify=broker.context(), timeout=PATIENCE_S
     )
     assert sent.status_code == 200, sent.text
-    shown = {"cert": (broker.own.cert, broker.own.key)} if broker.own else {}
-    assert "by httpx" in requests.get(where, verify=broker.ca, timeout=PATIENCE_S, **shown).text
+    shown = (broker.own.cert, broker.own.key) if broker.own else None
+    assert "by httpx" in requests.get(where, verify=broker.ca, timeout=PATIENCE_S, cert=shown).text
     flags = ["--cert", broker.own.cert, "--key", broker.own.key] if broker.own else []
     curl = ["curl", "-sS", "--cacert", broker.ca, *flags, "--data-binary", "by curl", "-H", "content-type: text/plain"]
     done = subprocess.run([*curl, where], capture_output=True, text=True, check=False)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
@@ -154,7 +155,7 @@ def test_an_amqp_queue_waits_for_the_disk_alone(
     channel.basic_publish("", "cold", b"from disk")
     disk.is_cold = True
 
-    def taken() -> bytes | None:
+    def taken() -> Any:
         if how == "get":
             return channel.basic_get("cold", auto_ack=True)[2]
         return next(channel.consume("cold", auto_ack=True))[2]

@@ -86,7 +86,7 @@ def test_only_answers_that_stay_on_this_machine_are_not_paced(host: str, is_syst
 @pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="chosen for each socket on Linux only")
 def test_a_system_that_does_not_let_us_choose_is_listened_on_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """An administrator can take reno off the list (net.ipv4.tcp_allowed_congestion_control), and not all call it so."""
-    monkeypatch.setattr(sockets_module.socket, "TCP_CONGESTION", 9999)  # refused, as reno is there
+    monkeypatch.setattr(socket, "TCP_CONGESTION", 9999)  # refused, as reno is there
     close(bind(Address("127.0.0.1", 0), flag="--http"))
 
 

@@ -54,7 +54,10 @@ def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..
     loop = inspect.Parameter("new_loop", inspect.Parameter.KEYWORD_ONLY)
     running.__signature__ = given.replace(parameters=[*given.parameters.values(), loop])  # type: ignore[attr-defined]
     running.__doc__ = test.__doc__
-    return pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop])(running)
+    marked: Callable[..., None] = pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop])(
+        running
+    )
+    return marked
 
 
 # Settings.

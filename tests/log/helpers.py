@@ -12,6 +12,7 @@ from headrace.log.shard import LogSpec, Shard
 from headrace.log.state.store import Fold
 from headrace.record import codec
 from headrace.record.types import Record
+from tests.crash.simdisk import SimulatedDisk
 
 SMALL = LogSettings(journal_file_bytes=64 * 1024, journal_files=3, inline_bytes_max=4096, disk_reserve=0)
 
@@ -58,6 +59,12 @@ class Bench:
             self.root, settings, logs=specs, clock=self.clock, disk=self.disk, folds=folds
         )
         return self.shard
+
+    @property
+    def simulated(self) -> SimulatedDisk:
+        """The disk of the open shard, of a bench that was made with a simulated one."""
+        assert isinstance(self.shard.disk, SimulatedDisk)
+        return self.shard.disk
 
     def kill(self) -> None:
         """The process dies: locks are released, nothing else happens."""

@@ -40,8 +40,8 @@ class Hasty(RealDisk):
 
 
 class SmallPasses(Bench):
-    def open(self, **options: Any) -> Shard:
-        shard = super().open(**options)
+    def open(self, *logs: int, **options: Any) -> Shard:
+        shard = super().open(*logs, **options)
         shard.maintenance.compactor.keys_max = 10
         return shard
 
@@ -247,7 +247,11 @@ def test_whatever_is_written_between_passes_each_key_keeps_its_last_value(bench:
                 is_old = rng.random() < 0.5
                 value = None if rng.random() < 0.2 else rng.randbytes(20)
                 rows.append((b"k%d" % rng.randrange(40), value, (), now - (2 * DAY_MS if is_old else 0)))
-            in_transaction = {"producer_id": producer, "producer_epoch": 0, "transactional": producer >= 0}
+            in_transaction: dict[str, Any] = {
+                "producer_id": producer,
+                "producer_epoch": 0,
+                "transactional": producer >= 0,
+            }
             first = append(bench, codec.build(rows, **in_transaction))
             written = [(first + at, key, value) for at, (key, value, _, _) in enumerate(rows)]
             written_by |= {offset: producer for offset, _, _ in written}
@@ -259,7 +263,7 @@ def test_whatever_is_written_between_passes_each_key_keeps_its_last_value(bench:
         elif what < 0.9 and producer in open_:
             is_commit = rng.random() < 0.6
             marker = (b"\0\0" + is_commit.to_bytes(2, "big"), b"\0" * 6, (), now)
-            of_it = {"producer_id": producer, "producer_epoch": 0, "transactional": True}
+            of_it: dict[str, Any] = {"producer_id": producer, "producer_epoch": 0, "transactional": True}
             ended = append(bench, codec.build([marker], control=True, **of_it))
             written = open_.pop(producer)
             if not is_commit:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -115,7 +116,7 @@ def test_a_written_round_that_finds_no_descriptor_can_still_be_rolled_back(secon
 
 
 @pytest.mark.parametrize("flush", [{"flush_interval_ms": 500}, {"flush_interval_ms": 0, "flush_bytes": 1}])
-def test_without_a_descriptor_for_a_flush_an_async_log_is_flushed_when_there_is_one(flush: dict[str, int]) -> None:
+def test_without_a_descriptor_for_a_flush_an_async_log_is_flushed_when_there_is_one(flush: dict[str, Any]) -> None:
     """The folder of a new segment takes one: the shard had failed, and with it all other logs."""
     disk = SimulatedDisk()
     bench = Bench("/data", disk)

@@ -258,7 +258,7 @@ def test_two_waiters_for_the_same_bytes_share_one_load(bench: Bench, disk: ColdD
     for client in (1, 2):
         with pytest.raises(ReadWaits) as caught:
             log.read_now(3, 1)
-        caught.value.then(lambda client=client: woken.append(client))
+        caught.value.then(partial(woken.append, client))
     bench.shard.pump()
     assert woken == [1, 2] and len(disk.waits) == 1
     bench.shard.close()

@@ -187,8 +187,13 @@ def test_retiring_many_segments_takes_linear_time(bench: Bench, monkeypatch: pyt
     """A shorter retention may drop most of a hundred thousand segments: comparing each pair would stop the broker."""
     shard = bench.open(stream=StreamSettings(segment_size=100, retention_bytes=0))
     fill(bench)
-    compared = []
-    monkeypatch.setattr(Segment, "__eq__", lambda one, other: compared.append(one) or one is other)
+    compared: list[Segment] = []
+
+    def is_same(one: Segment, other: object) -> bool:
+        compared.append(one)
+        return one is other
+
+    monkeypatch.setattr(Segment, "__eq__", is_same)
     shard.maintenance.starts.apply_retention(shard.log(1), bench.clock.now_ms())
     shard.pump()
     assert shard.log(1).start_offset == 30 and not compared
@@ -385,7 +390,7 @@ def test_a_start_offset_that_overtook_a_stuck_round_survives(stuck: Bench, check
     assert stuck.shard.committer.is_stuck
     start, expected = log.start_offset, [b"%d" % i * 1000 for i in range(log.start_offset, 12)]
     assert start > 0
-    disk = stuck.shard.disk.kill()
+    disk = stuck.simulated.kill()
     disk.capacity = 1 << 50
     found = Bench("/data", disk)
     log = found.open(stream=StreamSettings(segment_size=3000)).log(1)
@@ -399,7 +404,7 @@ def test_more_start_offsets_than_fit_one_entry_overtake_a_round_in_parts(stuck: 
     shard.tick()
     shard.pump()
     assert tickets[0].done and not tickets[-1].done
-    shard.disk.capacity = 1 << 50
+    stuck.simulated.capacity = 1 << 50
     for _ in range(10):
         shard.tick()
         shard.pump()
@@ -427,7 +432,7 @@ def test_a_start_offset_that_cannot_overtake_is_staged_once(unpassable: Bench) -
         shard.tick()
         shard.pump()
     assert len(shard.staging.pending) == 1
-    shard.disk.capacity = 1 << 50
+    unpassable.simulated.capacity = 1 << 50
     shard.tick()
     shard.pump()
     [ticket] = tickets
@@ -448,7 +453,7 @@ def test_a_start_offset_that_could_not_overtake_a_round_is_stored_after_it(unpas
     """The round may have finished by then, with no other change to begin a new one."""
     shard = unpassable.shard
     ticket = shard.maintenance.starts.retire_before(shard.log(1), 9)
-    shard.disk.capacity = 1 << 50
+    unpassable.simulated.capacity = 1 << 50
     shard.tick()
     shard.pump()
     assert ticket.done and ticket.error is None and shard.scheduler.is_idle
@@ -458,11 +463,11 @@ def test_a_start_offset_that_could_not_overtake_is_stored_before_one_for_a_pin(u
     """Regression: it was stored last, and dropped records that the pin needs."""
     shard, log = unpassable.shard, unpassable.shard.log(1)
     shard.maintenance.starts.retire_before(log, 9)
-    shard.disk.capacity = 1 << 50
+    unpassable.simulated.capacity = 1 << 50
     shard.tick()
     log.set_pin("pin", 0)
     shard.pump()
     shard.tick()
     unpassable.append(1, [b"another round"])
-    bench = Bench("/data", shard.disk.kill())
+    bench = Bench("/data", unpassable.simulated.kill())
     assert log.start_offset == 0 and bench.open().log(1).start_offset == 0

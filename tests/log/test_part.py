@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import CorruptLog
+from headrace.log.disk.pread import is_cached
 from headrace.log.log import Log
 from headrace.log.read import file_range, reader
 from headrace.log.read.file_range import FileRange
@@ -26,7 +27,7 @@ def system_tells(folder: Path) -> bool:
     probe = folder / "probe"
     probe.write_bytes(b"x" * 4096)
     with probe.open("rb") as file:
-        return file_range.is_cached(file.fileno(), 0, 4096)
+        return is_cached(file.fileno(), 0, 4096)
 
 
 @pytest.fixture
@@ -154,7 +155,7 @@ def test_there_is_no_range_of_bytes_that_are_not_in_memory(bench: Bench) -> None
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        assert not file_range.is_cached(file.fileno(), 0, 300 * KB), "the kernel did not evict it"
+        assert not is_cached(file.fileno(), 0, 300 * KB), "the kernel did not evict it"
     assert log.file_range_now(offset, 100 * KB) is None
 
 

@@ -134,7 +134,7 @@ def compacted(bench: Bench) -> Log:
 
 
 def kept(log: Log) -> list[tuple[bytes | None, bytes | None]]:
-    found = []
+    found: list[tuple[bytes | None, bytes | None]] = []
     offset = log.start_offset
     while offset < log.visible_end:
         chunk = log.read(offset, 1)

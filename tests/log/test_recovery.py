@@ -352,14 +352,10 @@ def test_a_smaller_journal_setting_replaces_the_old_files(bench: Bench) -> None:
     bench.open()
     bench.append(1, [b"x"])
     bench.shard.close()
-    shard = bench.open(settings=SMALL.__class__(**{**_asdict(SMALL), "journal_file_bytes": 32 * 1024}))
+    shard = bench.open(settings=msgspec.structs.replace(SMALL, journal_file_bytes=32 * 1024))
     bench.append(1, [b"y"])
     assert {path.stat().st_size for path in Path(bench.root).glob("journal/*.wal")} == {32 * 1024}
     shard.close()
-
-
-def _asdict(settings: object) -> dict[str, object]:
-    return {name: getattr(settings, name) for name in settings.__struct_fields__}  # type: ignore[attr-defined]
 
 
 def test_a_compacted_segment_without_its_seal_reaches_to_the_next_one(bench: Bench) -> None:
@@ -398,5 +394,5 @@ def test_a_folder_created_by_a_killed_broker_survives_a_power_cut() -> None:
     bench = Bench("/data", disk.kill())
     bench.open()
     bench.append(1, [b"x" * 5000])  # past the journal
-    found = Bench("/data", bench.shard.disk.power_cut(Random(1), "lost"))
+    found = Bench("/data", bench.simulated.power_cut(Random(1), "lost"))
     assert values(found.open().log(1)) == [b"x" * 5000]

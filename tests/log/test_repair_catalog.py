@@ -1,6 +1,8 @@
 """Manual repair of a catalog that a start cannot restore by itself. Nothing is ever deleted."""
 
+from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -70,7 +72,7 @@ def test_documents_that_a_start_restores_are_left_to_it() -> None:
 
 
 @pytest.mark.parametrize("make", [filled, both_damaged])
-def test_a_document_can_be_accepted_as_it_is_with_a_new_checksum(make) -> None:
+def test_a_document_can_be_accepted_as_it_is_with_a_new_checksum(make: Callable[[], SimulatedDisk]) -> None:
     disk = make()
     change(disk, B, b'"n": ', b'"n": 4')
     (done,) = repair.decide(ROOT, as_is=[B], disk=disk)
@@ -111,7 +113,7 @@ def test_going_on_without_a_document_keeps_it() -> None:
 
 @pytest.mark.parametrize("make", [filled, both_damaged])
 @pytest.mark.parametrize("path", [A, B])
-def test_a_document_can_be_dropped_whether_or_not_it_is_damaged(make, path: str) -> None:
+def test_a_document_can_be_dropped_whether_or_not_it_is_damaged(make: Callable[[], SimulatedDisk], path: str) -> None:
     disk = make()
     content = disk.files()[path]
     (done,) = repair.decide(ROOT, without=[path], accept_loss=path == A and make is both_damaged, disk=disk)[:1]
@@ -144,7 +146,7 @@ def test_impossible_decisions_are_refused() -> None:
 
 
 @pytest.mark.parametrize("options", [{"as_is": [B]}, {"from_copy": [B]}, {"accept_loss": True}, {"without": [B]}])
-def test_being_interrupted_loses_nothing(options: dict) -> None:
+def test_being_interrupted_loses_nothing(options: dict[str, Any]) -> None:
     disk = both_damaged().power_cut(Random(1), "kept")
     damaged = disk.files()[B]
     wanted = disk.kill()

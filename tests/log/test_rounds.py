@@ -10,6 +10,7 @@ import pytest
 
 from headrace.errors import BatchTooLarge, DiskFull, LogClosed, OffsetOutOfRange, StorageFailed
 from headrace.log.commit.journal import JournalFull
+from headrace.log.commit.round import Ticket
 from headrace.log.disk.disk import RealDisk
 from headrace.log.disk.workers import Done, Job
 from headrace.log.settings import StreamSettings
@@ -235,7 +236,7 @@ def test_making_a_journal_file_ahead_without_room_is_no_failure(tmp_path: Path) 
     bench = Bench(tmp_path, disk)
     shard = bench.open()
     disk.is_full = True
-    tickets = []
+    tickets: list[Ticket] = []
     while not tickets or tickets[-1].error is None:
         tickets.append(shard.log(1).append(batch([bytes(900)])))
         shard.pump()

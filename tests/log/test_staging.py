@@ -18,6 +18,7 @@ from headrace.log.log import Log
 from headrace.log.segments import index
 from headrace.log.settings import StreamSettings, WriteModeName
 from headrace.log.write_mode import WRITE_MODES
+from headrace.record.types import Buffer
 from tests.log.helpers import Bench, batch
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -86,7 +87,7 @@ def test_the_compiled_journal_entry_matches_its_layout(
     pieces: list[bytes], number: int, sequence: int, synced: int
 ) -> None:
     whole = b"".join(pieces)
-    mixed = [bytearray(piece) if number % 2 else memoryview(piece) for number, piece in enumerate(pieces)]
+    mixed: list[Buffer] = [bytearray(piece) if number % 2 else memoryview(piece) for number, piece in enumerate(pieces)]
     raw = b"".join(index.journal_entry(number, sequence, synced, mixed))
     rest = journal.ENTRY_HEADER.pack(0, journal.ENTRY_MAGIC, number, sequence, synced, len(whole))[4:] + whole
     entry = crc32c(rest).to_bytes(4, "little") + rest

@@ -58,9 +58,9 @@ def test_a_key_deleted_before_a_rewrite_without_room_stays_deleted(bench: Bench)
     """By the time there is room the state may have grown, and nothing is written anew: the old file still has it."""
     outgrown(bench)
     put(bench, gone=None)
-    bench.shard.disk.arm(Fault("create", 1, errno.ENOSPC, within="/state/"))
+    bench.simulated.arm(Fault("create", 1, errno.ENOSPC, within="/state/"))
     assert checkpoint(bench) is not None
-    bench.shard.disk.disarm()
+    bench.simulated.disarm()
     put(bench, more=b"y" * 3000)
     assert not bench.shard.state.needs_rewrite
     assert checkpoint(bench) is None
@@ -84,9 +84,9 @@ def test_a_rewrite_interrupted_at_any_call_is_retried_and_loses_nothing(
 ) -> None:
     """Even if the new files had their names: values appended to the old files afterwards would not be found."""
     outgrown(bench)
-    bench.shard.disk.arm(Fault(kind, nth, error, within="/state"))
+    bench.simulated.arm(Fault(kind, nth, error, within="/state"))
     checkpoint(bench)
-    bench.shard.disk.disarm()
+    bench.simulated.disarm()
     assert bench.shard.failure is None
     put(bench, more=b"y" * 3000)
     for number in range(200):  # the journal's files are used again

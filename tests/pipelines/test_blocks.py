@@ -161,7 +161,7 @@ def test_state_is_kept_per_key_by_a_stateful_processor(
     from pyspark.sql import Row
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-    class Counter(StatefulProcessor):  # type: ignore[misc]
+    class Counter(StatefulProcessor):
         def init(self, handle: Any) -> None:
             self.seen = handle.getValueState("seen", "n int")
 
@@ -209,7 +209,8 @@ def test_python_functions_run_on_arrow_batches_and_as_arrow_udfs(
     @declared.flow(to="out")
     def shout(orders: Any) -> Any:
         louder = blocks.map_arrow(orders.select("value"), upper, "value string")
-        exclaim = f.arrow_udf(lambda v: pc.binary_join_element_wise(v, "!", ""), "string")
+        # pyspark's stub requires the type of function.
+        exclaim = f.arrow_udf(lambda v: pc.binary_join_element_wise(v, "!", ""), "string")  # type: ignore[call-overload]
         return louder.select(exclaim("value").alias("value"))
 
     run(spark, shared_broker, declared, tmp_path)

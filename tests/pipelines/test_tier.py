@@ -12,7 +12,7 @@ from tests.listing import listed
 from tests.spark.test_size import planned
 from tests.spark.test_source import WAYS, load, options
 from tests.spark.test_stream import run_to_end, seen, stream
-from tests.spark.world import RunningBroker, numbered, wait_until
+from tests.spark.world import RunningBroker, batches_of, numbered, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -98,5 +98,5 @@ def test_a_task_reads_its_archived_file_after_it_was_deleted(
     upkeep.link.close()
     broker.ok("DELETE", f"/topics/{topic}/partitions/0/records?before={len(before)}")
     wait_until(lambda: not listed(broker.data, f"tier/*-{topic}-*/*"), "the files are still there")
-    batches = [batch for piece in pieces for batch in reader.read(piece)]
+    batches = batches_of(reader, pieces)
     assert [(r["offset"], r["value"].decode()) for batch in batches for r in batch.to_pylist()] == before

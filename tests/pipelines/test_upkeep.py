@@ -132,7 +132,8 @@ def test_a_segment_compacted_by_the_broker_meanwhile_is_skipped(
         wait_until(lambda: not any(Path(path).exists() for path in old), "nobody holds a lease, and they stay")
 
     name = {"before the work": "_survivors", "during the work": "_worked", "before the swap": "_path"}[when]
-    inner, done = getattr(upkeep, name), []
+    inner = getattr(upkeep, name)
+    done: list[bool] = []
 
     def once(*given: Any) -> Any:
         if name == "_survivors":
@@ -140,7 +141,8 @@ def test_a_segment_compacted_by_the_broker_meanwhile_is_skipped(
             compact_at_the_broker()
             return found
         if not done:
-            done.append(compact_at_the_broker())
+            compact_at_the_broker()
+            done.append(True)
         return inner(*given)
 
     monkeypatch.setattr(upkeep, name, once)
@@ -178,7 +180,7 @@ def test_compacting_on_spark_and_locally_keep_the_same_records(spark: "SparkSess
             for topic in ("open", "pinned"):
                 for part in range(3, 6):
                     broker.publish(f"{topic}-{on}", numbered(200, first=part * 200, keys=50, size=300))
-            upkeep = TopicMaintenance(broker.url, on=on, session=spark)  # type: ignore[arg-type]
+            upkeep = TopicMaintenance(broker.url, on=on, session=spark)
             for topic in ("open", "pinned"):
                 upkeep.compact(f"{topic}-{on}")
             upkeep.link.close()
@@ -294,7 +296,8 @@ def test_a_replay_copies_the_records_at_its_start_despite_compaction(
     broker.create("moving", segment_size="64KB", cleanup_policy="compact")
     for part in range(8):
         broker.publish("moving", numbered(200, first=part * 200, keys=1600, size=300))
-    inner, done, held = RowDecoder.read, [], _held(broker)
+    inner, held = RowDecoder.read, _held(broker)
+    done: list[object] = []
 
     def read(rows: RowDecoder, *given: Any) -> Any:
         if not done:

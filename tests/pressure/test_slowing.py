@@ -126,10 +126,10 @@ def test_only_clients_that_know_the_word_are_told_that_they_are_blocked(world: W
     knowing.channel().basic_publish("", "q", b"2")
     eventually(lambda: world.queue("q").ready == 2, "both are publishers")
     world.use(0.95)
-    eventually(lambda: knowing.process_data_events(0.01) or told, "blocked")  # type: ignore[func-returns-value]
+    eventually(lambda: knowing.process_data_events(0.01) or told, "blocked")
     assert sum(client.transport.is_held for client in world.clients) == 2
     world.use(0.5)
-    eventually(lambda: knowing.process_data_events(0.01) or len(told) == 2, "unblocked")  # type: ignore[func-returns-value]
+    eventually(lambda: knowing.process_data_events(0.01) or len(told) == 2, "unblocked")
     assert told == ["blocked", "unblocked"]
     # The next thing the silent one hears is the answer to its own question.
     silent.send(method(1, commands.Queue.Declare(queue="q", passive=True)))
@@ -218,7 +218,7 @@ def test_a_publisher_that_comes_during_an_alarm_is_told_at_its_first_message(wor
     channel = connection.channel()
     channel.queue_declare("q")  # not a publisher yet: declaring is answered
     channel.basic_publish("", "q", b"1")
-    eventually(lambda: connection.process_data_events(0.01) or told.is_set(), "blocked")  # type: ignore[func-returns-value]
+    eventually(lambda: connection.process_data_events(0.01) or told.is_set(), "blocked")
     world.use(0.1)
     eventually(lambda: world.queue("q").ready == 1, "its message was taken")
 

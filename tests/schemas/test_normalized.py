@@ -138,7 +138,7 @@ message M {
   reserved 20 to 30, 10;
 }
 """
-IMPORTS = {"a.proto": 'syntax = "proto3"; message A {}', "b.proto": 'syntax = "proto3"; message B {}'}
+IMPORTS: dict[str, Any] = {"a.proto": 'syntax = "proto3"; message A {}', "b.proto": 'syntax = "proto3"; message B {}'}
 
 
 def test_protobuf_normalized_has_fields_values_and_imports_in_order() -> None:

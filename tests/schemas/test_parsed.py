@@ -19,10 +19,11 @@ def test_those_asked_for_last_are_kept_up_to_the_bound() -> None:
 
 def test_one_that_is_larger_than_the_bound_drives_nobody_out() -> None:
     parsed = Parsed(CHARS_MIN + 10)
-    small, large = Parsed.key("AVRO", "x", {}), Parsed.key("AVRO", "x" * 11, {})
-    for key in (small, large):
-        parsed.keep(key, cast(Any, key))
-    assert (parsed.get(small), parsed.get(large)) == (small, None)
+    keys = [Parsed.key("AVRO", "x", {}), Parsed.key("AVRO", "x" * 11, {})]
+    schemas = [cast(Any, key) for key in keys]
+    for key, schema in zip(keys, schemas, strict=True):
+        parsed.keep(key, schema)
+    assert [parsed.get(key) for key in keys] == [schemas[0], None]
 
 
 def test_a_reference_with_another_text_makes_another_schema() -> None:

@@ -196,9 +196,9 @@ async def test_stale_uploads_are_removed_only_after_their_time(tmp_path: Path) -
 
 async def test_an_upload_drops_the_delete_horizon_of_another_log(tmp_path: Path) -> None:
     """Regression: the first compaction removed a tombstone, and readers had no time to see it."""
-    compacted = codec.build([(b"k", None, (), 1)])
-    [info] = codec.scan(compacted)
-    compacted = codec.filter_batch(compacted, info, [0], delete_horizon_ms=7)
+    whole = codec.build([(b"k", None, (), 1)])
+    [info] = codec.scan(whole)
+    compacted = codec.filter_batch(whole, info, [0], delete_horizon_ms=7)
     assert compacted is not None and codec.scan(compacted)[0].delete_horizon_ms == 7
     staging = Uploads(RealDisk(), str(tmp_path), ManualClock())
     name = uuid.uuid4().hex

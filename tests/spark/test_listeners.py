@@ -10,7 +10,7 @@ from headrace.log.read.external import Ends, LogFiles
 from tests.listing import listed
 from tests.spark.test_size import planned
 from tests.spark.test_source import WAYS, load, options
-from tests.spark.world import RunningBroker, wait_until
+from tests.spark.world import RunningBroker, batches_of, wait_until
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
@@ -93,7 +93,7 @@ def wait_for_slot(broker: RunningBroker, topic: str) -> None:
 
 
 def texts(reader: "DataSourceReader", pieces: "list[InputPartition]") -> list[str]:
-    found = [row for piece in pieces for batch in reader.read(piece) for row in batch.to_pylist()]
+    found = [row for batch in batches_of(reader, pieces) for row in batch.to_pylist()]
     return [row["value"].decode() for row in found]
 
 

@@ -1,5 +1,6 @@
 """Topics that are deleted, and possibly created again, while they are read. Without a JVM."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pytest
@@ -7,7 +8,7 @@ from pyspark.sql.types import StructType
 
 from headrace.spark.access import DataLoss
 from headrace.spark.source import HeadraceSource
-from tests.spark.world import RunningBroker, numbered
+from tests.spark.world import RunningBroker, batches_of, numbered
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -20,11 +21,8 @@ def source(broker: RunningBroker, way: str, **options: str) -> HeadraceSource:
     return HeadraceSource(where | {"startingOffsets": "earliest"} | options)
 
 
-def values(
-    reader: "DataSourceReader | DataSourceStreamReader", pieces: "list[InputPartition] | tuple[InputPartition, ...]"
-) -> list[str]:
-    batches = [batch for piece in pieces for batch in reader.read(piece)]
-    return [value.decode() for batch in batches for value in batch.column(0).to_pylist()]
+def values(reader: "DataSourceReader | DataSourceStreamReader", pieces: "Sequence[InputPartition]") -> list[str]:
+    return [value.decode() for batch in batches_of(reader, pieces) for value in batch.column(0).to_pylist()]
 
 
 def make_anew(broker: RunningBroker, topic: str, count: int) -> None:

@@ -1,6 +1,6 @@
 """Planning that competes with retention and compaction, without a JVM."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -57,7 +57,8 @@ def test_a_lookup_in_a_segment_that_is_rewritten_meanwhile_is_retried(
     access = FolderAccess(broker.path, committed=True, fail_on_data_loss=True)
     place = Partition("swapped", 0)
     state = access.states(["swapped"])[place]
-    opened, has_been_swapped = LogFiles.open, []
+    opened = LogFiles.open
+    has_been_swapped: list[bool] = []
 
     @contextmanager
     def swapped(self: LogFiles, piece: Slice) -> Iterator[SliceFile]:
@@ -68,11 +69,12 @@ def test_a_lookup_in_a_segment_that_is_rewritten_meanwhile_is_retried(
             yield source
 
     monkeypatch.setattr(LogFiles, "open", swapped)
-    for look, found in (
+    looks: list[tuple[Callable[[], int | None], int]] = [
         (lambda: access.offset_after_bytes(place, state, 0, 10, 1), 10),
         (lambda: access.epoch_before(place, state, 10), state.epoch),
         (lambda: access.offset_for_timestamp(place, state, 1005), 5),
-    ):
+    ]
+    for look, found in looks:
         has_been_swapped.clear()
         assert look() == found
         assert has_been_swapped

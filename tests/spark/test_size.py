@@ -10,7 +10,7 @@ from headrace.record.arrow.write import BinaryRows, PartitionedWriter
 from headrace.spark.access import DataLoss
 from headrace.spark.broker import BrokerLink
 from tests.listing import listed
-from tests.spark.world import RunningBroker, numbered, wait_until
+from tests.spark.world import RunningBroker, batches_of, numbered, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,7 +105,7 @@ def test_a_task_reads_the_planned_files_after_retention_or_compaction(tmp_path: 
         for topic, (reader, pieces) in plans.items():
             assert len(pieces) > 4
             for _ in range(2):
-                batches = [batch for piece in pieces for batch in reader.read(piece)]
+                batches = batches_of(reader, pieces)
                 found = [(row["offset"], row["value"].decode()) for batch in batches for row in batch.to_pylist()]
                 assert found == [(m["offset"], m["value"]) for m in before[topic]], topic
         # A dead reader cannot release its links: the broker removes them after their expiry.
@@ -136,7 +136,7 @@ def rewrite(broker: RunningBroker, topic: str) -> None:
 
 
 def rows(reader: "DataSourceReader", pieces: "list[InputPartition]") -> list[tuple[int, str]]:
-    batches = [batch for piece in pieces for batch in reader.read(piece)]
+    batches = batches_of(reader, pieces)
     return [(row["offset"], row["value"].decode()) for batch in batches for row in batch.to_pylist()]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.listing import listed
-from tests.spark.world import WAIT_S_MAX, RunningBroker, numbered, started, wait_until
+from tests.spark.world import WAIT_S_MAX, RunningBroker, batches_of, numbered, started, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -96,6 +96,7 @@ def test_a_stream_follows_appends_new_segments_restarts_and_new_topics(
         assert query.exception() is None and seen(spark, tmp_path) == (1700, 1700)
 
         def reached() -> Any:
+            assert query.lastProgress is not None
             return json.loads(query.lastProgress["sources"][0]["endOffset"])
 
         wait_until(lambda: set(reached()) == {"live-1", "live-2"}, "progress is told of after the rows are there")
@@ -187,8 +188,8 @@ def test_records_that_replaced_lost_ones_are_detected_by_their_epoch(broker: Run
     with pytest.raises(DataLoss, match="replaced after an unclean stop \\(epoch 0, now 1\\)"):
         again.partitions(reached, latest)
     careless = HeadraceSource(chosen | {"failOnDataLoss": "false"}).streamReader(schema)
-    pieces = careless.partitions(reached, latest)
-    offsets = [n for piece in pieces for batch in careless.read(piece) for n in batch.column(0).to_pylist()]
+    batches = batches_of(careless, careless.partitions(reached, latest))
+    offsets = [n for batch in batches for n in batch.column(0).to_pylist()]
     assert offsets == list(range(10, 30))
     again.stop()
     careless.stop()

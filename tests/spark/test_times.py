@@ -8,7 +8,7 @@ from headrace.spark.broker_access import BrokerAccess
 from headrace.spark.folder_access import FolderAccess
 from headrace.spark.offsets import Partition
 from headrace.spark.source import HeadraceSource
-from tests.spark.world import RunningBroker
+from tests.spark.world import RunningBroker, batches_of
 
 T0 = 1_700_000_000_000
 SCHEMA = StructType().add("value", "binary")
@@ -25,7 +25,7 @@ def publish(broker: RunningBroker, topic: str, *seconds: int) -> None:
 def read(broker: RunningBroker, way: str, topic: str, **options: int | str) -> list[int]:
     chosen = {name: str(value) for name, value in options.items()}
     reader = HeadraceSource(where(broker, way) | {"topic": topic} | chosen).reader(SCHEMA)
-    batches = [batch for piece in reader.partitions() for batch in reader.read(piece)]
+    batches = batches_of(reader, reader.partitions())
     return [int(value) for batch in batches for value in batch.column(0).to_pylist()]
 
 
@@ -68,7 +68,7 @@ def test_a_stream_that_starts_at_a_timestamp_reads_nothing_older(
     try:
         start = stream.initialOffset()
         end = stream.latestOffset(start, stream.getDefaultReadLimit())
-        batches = [batch for piece in stream.partitions(start, end) for batch in stream.read(piece)]
+        batches = batches_of(stream, stream.partitions(start, end))
         assert [batch.column(0).to_pylist() for batch in batches] == [[b"60"]]
     finally:
         stream.stop()

@@ -15,6 +15,7 @@ from tests.broker_process import BrokerProcess
 from tests.java import QUICK_JAVA
 
 if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
     from pyspark.sql.streaming import StreamingQuery
 
 WAIT_S_MAX = 120
@@ -112,6 +113,11 @@ def _chunked(messages: Iterable[dict[str, Any]], most: int) -> Iterator[bytes]:
             lines = []
     if lines:
         yield "\n".join(lines).encode()
+
+
+def batches_of(reader: "DataSourceReader | DataSourceStreamReader", pieces: "Iterable[InputPartition]") -> list[Any]:
+    """The Arrow record batches of some partitions. In general a reader may also return tuples."""
+    return [batch for piece in pieces for batch in reader.read(piece)]
 
 
 def wait_until(true: Any, sentence: str, seconds: float = WAIT_S_MAX, *, every: float = LOOK_EVERY_S) -> None:

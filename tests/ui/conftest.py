@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from headrace.config import Address
 from headrace.listeners.http.ui.files import FILES
 from tests.listeners.amqp.running import patient_connection
 from tests.listeners.api.conftest import Served
+from tests.listeners.api.conftest import live as live  # a fixture
 
 PATIENCE_S = 60
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
@@ -32,13 +32,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _modules_missing() -> bool:
     FILES.get("index.html")
     return not FILES.is_complete
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    server = Served(tmp_path_factory.mktemp("data"), amqp=Address("localhost", 0), kafka=Address("localhost", 0))
-    yield server
-    server.stop()
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +58,16 @@ class View:
         self._has_clock = False
         self.page.on("console", self._said)
         self.page.on("pageerror", lambda error: self._heard.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self._heard.append(dialog.message), dialog.dismiss()))
+        self.page.on("dialog", self._dismiss)
         self.page.set_default_timeout(PATIENCE_S * 1000)
 
     def _said(self, message: Any) -> None:
         if message.type in ("error", "warning"):
             self._heard.append(f"{message.text} ({message.location['url']})")
+
+    def _dismiss(self, dialog: Any) -> None:
+        self._heard.append(dialog.message)
+        dialog.dismiss()
 
     @property
     def complaints(self) -> list[str]:

@@ -258,7 +258,7 @@ def test_dead_letters_are_replayed_by_a_click(live: Served, view: View) -> None:
     assert (depth(live, "mortal"), depth(live, "mortal.dead")) == (3, 2)
 
 
-REVENUE = {  # as the demo's pipeline reported it
+REVENUE: dict[str, Any] = {  # as the demo's pipeline reported it
     "lag": 12, "input_rows_per_second": 40.5, "rows_per_second": 88.1, "rows_total": 4321, "batch_ms": 712,
     "last_error": None,
     "flows": {

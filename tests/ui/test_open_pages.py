@@ -1,6 +1,7 @@
 """Changes while a page is open: shrinking lists, revoked permissions, double clicks, long searches."""
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -9,6 +10,7 @@ import pytest
 
 from headrace.broker.access.permissions import EVERYTHING
 from headrace.broker.standbys import Standbys
+from headrace.broker.streams.browse import browse as browse_stream
 from headrace.listeners.http.management import browse
 from tests.listeners.api.conftest import Served
 from tests.listeners.api.test_api import post, put_queue
@@ -114,7 +116,11 @@ def test_the_focus_returns_to_the_opener_of_a_dialog(live: Served, view: View) -
     put_queue(live, "focused")
     page = view.open("stream/%2F/focused")
     button = page.get_by_role("button", name="Delete")
-    for leave in (lambda: page.keyboard.press("Escape"), lambda: page.get_by_role("button", name="Cancel").click()):
+    leaves: list[Callable[[], None]] = [
+        lambda: page.keyboard.press("Escape"),
+        lambda: page.get_by_role("button", name="Cancel").click(),
+    ]
+    for leave in leaves:
         button.focus()
         page.keyboard.press("Enter")
         page.locator("dialog[open]").wait_for()
@@ -149,7 +155,7 @@ def test_switching_between_channels_and_connections_works(live: Served, view: Vi
 
 
 def test_a_search_by_key_continues_to_the_end(live: Served, view: View, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(browse, "browse", functools.partial(browse.browse, scan_max=5))
+    monkeypatch.setattr(browse, "browse", functools.partial(browse_stream, scan_max=5))
     live.create("far")
     for number in range(12):
         live.publish("far", {"key": "rare" if number == 11 else "usual", "value": str(number)})

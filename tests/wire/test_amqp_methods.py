@@ -3,6 +3,7 @@
 import pytest
 from pamqp import commands
 from pamqp import frame as pamqp_frame
+from pamqp.base import Frame
 
 from headrace.wire.amqp.methods import arguments, decode, frame
 from headrace.wire.amqp.protocol import FRAME_ERROR, SYNTAX_ERROR, ProtocolError
@@ -18,7 +19,7 @@ SAMPLES = [
 
 
 @pytest.mark.parametrize(("method", "values"), SAMPLES)
-def test_what_we_write_we_read_and_pamqp_reads(method: type, values: dict[str, object]) -> None:
+def test_what_we_write_we_read_and_pamqp_reads(method: type[Frame], values: dict[str, object]) -> None:
     made = decode(method.index >> 16, method.index & 0xFFFF, arguments(method, **values))
     for name, value in values.items():
         assert getattr(made, name) == value
@@ -29,7 +30,9 @@ def test_what_we_write_we_read_and_pamqp_reads(method: type, values: dict[str, o
 
 
 @pytest.mark.parametrize(("method", "values"), SAMPLES)
-def test_arguments_cut_short_anywhere_or_too_long_are_a_frame_error(method: type, values: dict[str, object]) -> None:
+def test_arguments_cut_short_anywhere_or_too_long_are_a_frame_error(
+    method: type[Frame], values: dict[str, object]
+) -> None:
     whole = arguments(method, **values)
     for wrong in [whole[:cut] for cut in range(len(whole))] + [whole + b"\0"]:
         with pytest.raises(ProtocolError) as caught:

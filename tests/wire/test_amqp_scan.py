@@ -277,7 +277,9 @@ def test_gaps_are_returned_so_that_the_queue_can_settle_them() -> None:
 def left_of(data: bytearray, *kept: int) -> bytes:
     """A batch after compaction, which keeps its first and last offset."""
     [info] = codec.scan(data)
-    return bytes(codec.filter_batch(data, info, list(kept)))
+    left = codec.filter_batch(data, info, list(kept))
+    assert left is not None
+    return bytes(left)
 
 
 @pytest.mark.parametrize(

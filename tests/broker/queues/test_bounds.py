@@ -1,6 +1,7 @@
 """Limits of queues: expiry and overflow, dead-lettering, and their behaviour on a full disk."""
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,7 +22,7 @@ async def test_many_messages_that_expire_at_once_are_dropped_over_many_iteration
 ) -> None:
     """Regression: dropping 200,000 messages blocked the event loop for 37 s."""
     dead = await declare(host, "dead", durable=durable)
-    moving = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
+    moving: dict[str, Any] = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
     queue = await declare(host, "q", durable=durable, x_message_ttl=1000, **moving)
     said = [b"%d" % n for n in range(5 * DROPPED_AT_ONCE)]
     say(queue, *said)
@@ -81,7 +82,7 @@ async def test_an_at_least_once_dead_letter_is_kept_until_a_queue_accepts_it(
     broker: Broker, host: VirtualHost, why: str
 ) -> None:
     """Regression: the strategy was accepted but ignored, and the message dropped."""
-    full = {"x_max_length": 0, "x_overflow": "reject-publish"} if why == "full" else {}
+    full: dict[str, Any] = {"x_max_length": 0, "x_overflow": "reject-publish"} if why == "full" else {}
     dead = await declare(host, "dead", **full)
     if why != "no exchange":
         await declare_exchange(host, "x")
@@ -262,7 +263,7 @@ async def test_a_message_that_cannot_be_dead_lettered_is_retried_without_delayin
     host: VirtualHost,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    bound: dict[str, int],
+    bound: dict[str, Any],
 ) -> None:
     """Regression: the message was in no queue until the next start."""
     monkeypatch.setattr("headrace.broker.queues.dead_letter_outbox.RETRY_S", 0.001)

@@ -55,7 +55,7 @@ async def test_a_failure_of_one_queue_in_memory_does_not_stop_the_flush_of_other
 async def test_a_dead_letter_keeps_a_routing_key_that_is_not_utf8(host: VirtualHost) -> None:
     """Regression: encoding x-death failed, and other queues in memory were not flushed."""
     dead = await declare(host, "dead", durable=False)
-    moving = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
+    moving: dict[str, Any] = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "dead"}
     bounded = await declare(host, "bounded", durable=False, x_max_length=1, **moving)
     for body in (b"1", b"2"):
         bounded.publish(Message("x", "caf\udce9", b"\0\0", body), host.clock.now_ms())
@@ -93,7 +93,7 @@ async def test_a_message_with_malformed_death_headers_is_dead_lettered(
 
 
 async def test_an_old_rejection_does_not_disable_cycle_detection(broker: Broker, host: VirtualHost) -> None:
-    to_itself = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "q"}
+    to_itself: dict[str, Any] = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": "q"}
     queue = await declare(host, "q", durable=False, x_message_ttl=1000, **to_itself)
     say(queue, b"1")
     await host.flushes.wait_all_durable()
@@ -135,7 +135,11 @@ async def test_waiters_of_a_flush_are_notified_after_those_of_earlier_flushes(
     told: list[tuple[str, int]] = []
     for queue in (good, doomed):
         say(queue, b"1")
-        host.flushes.after(lambda _, name=queue.name: told.append((name, good.ready)))
+
+        def note(_: object, name: str = queue.name) -> None:
+            told.append((name, good.ready))
+
+        host.flushes.after(note)
         host.flushes.flush()  # of the second nothing is left to be stored
     await host.flushes.wait_all_durable()
     assert told == [("good", 1), ("doomed", 1)]
@@ -207,6 +211,7 @@ async def test_history_continues_when_one_queue_cannot_be_sampled(
     broker: Broker, host: VirtualHost, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     await declare(host, "q")
+    assert broker._watch is not None
     broker._watch.cancel()  # its own
     monkeypatch.setattr("headrace.broker.metrics.history.INTERVAL_S", 0.001)
     monkeypatch.setattr("headrace.broker.metrics.history.QUEUES_PER_SECOND", 1e12)

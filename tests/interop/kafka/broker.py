@@ -1,8 +1,17 @@
 """A broker with its Kafka listener open."""
 
 from pathlib import Path
+from typing import TypeVar
 
 from tests.broker_process import BrokerProcess
+
+T = TypeVar("T")
+
+
+def present(value: T | None) -> T:
+    """A field of a message or of an error, which confluent-kafka declares as optional."""
+    assert value is not None
+    return value
 
 
 class KafkaBroker(BrokerProcess):

@@ -17,8 +17,10 @@ with warnings.catch_warnings():
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    started = KafkaBroker(tmp_path_factory.mktemp("broker")).start()
+def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """The module may define LISTENERS for listeners other than Kafka's."""
+    listeners = getattr(request.module, "LISTENERS", {})
+    started = KafkaBroker(tmp_path_factory.mktemp("broker"), **listeners).start()
     yield started
     started.stop()
     assert started.errors() == [], started.said()

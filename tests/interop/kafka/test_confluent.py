@@ -411,7 +411,7 @@ def test_topics_are_made_grown_configured_and_deleted(broker: KafkaBroker, name:
         ({"message_timestamp_type": "Yesterday"}, KafkaError.INVALID_CONFIG),
     ],
 )
-def test_configs_nobody_knows_are_refused(broker: KafkaBroker, name: Name, config: dict[str, str], code: int) -> None:
+def test_configs_nobody_knows_are_refused(broker: KafkaBroker, name: Name, config: dict[str, Any], code: int) -> None:
     with pytest.raises(KafkaException) as caught:
         make_topic(broker, name("t"), **config)
     assert caught.value.args[0].code() == code

@@ -57,9 +57,9 @@ def test_d7_a_kill_of_the_broker_is_not_noticed_by_consumers_of_the_new_protocol
         own_broker.start()
         values = [b"%d of %d" % (number, kills) for number in range(100)]
         produce(own_broker, topic, values)
-        seen: set[bytes] = set()
+        seen: set[bytes | None] = set()
 
-        def all_read(seen: set[bytes] = seen, values: list[bytes] = values) -> bool:
+        def all_read(seen: set[bytes | None] = seen, values: list[bytes] = values) -> bool:
             for one in consumers:
                 for message in one.consume(100, 0.1):
                     if not message.error():

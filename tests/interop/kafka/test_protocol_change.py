@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, ConsumerGroupState, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from tests.interop.kafka.broker import KafkaBroker
+from tests.interop.kafka.broker import KafkaBroker, present
 from tests.interop.kafka.jars import JAVA, kafka_tools
 from tests.interop.kafka.test_confluent import SECONDS, closing, consumer, make_topic, produce, wait_for
 from tests.interop.kafka.test_java import CONSUME
@@ -71,8 +71,15 @@ class Members:
         for name, one in self.consumers.items():
             for message in one.consume(100, 0.02):
                 assert message.error() is None, message.error()
-                self.seen.add(int(message.value()))
-                self.readers[message.partition()].add(name)
+                self.seen.add(int(present(message.value())))
+                self.readers[present(message.partition())].add(name)
+
+    def read_until(self, true: Callable[[], bool]) -> None:
+        def look() -> bool:
+            self.read()
+            return true()
+
+        wait_for(look)
 
     def is_stable(self) -> bool:
         """Every partition has one reader, each reader as many, and the broker sees it so."""
@@ -124,17 +131,17 @@ def test_a_group_goes_to_the_new_protocol_and_back_member_by_member(
             before, committed = committed, members.committed()
             assert all(was <= now for was, now in zip(before, committed, strict=True))
     source.stop()
-    wait_for(lambda: members.read() or len(members.seen) == source.produced)
-    wait_for(lambda: members.read() or sum(members.committed()) == source.produced)
+    members.read_until(lambda: len(members.seen) == source.produced)
+    members.read_until(lambda: sum(members.committed()) == source.produced)
 
 
 def check_readers(source: Source, members: Members) -> None:
     """Of a stable group: what is produced from now on is read by one member for each partition."""
     before = source.produced
-    wait_for(lambda: members.read() or members.seen >= set(range(before)))
+    members.read_until(lambda: members.seen >= set(range(before)))
     for readers in members.readers.values():
         readers.clear()
-    wait_for(lambda: members.read() or all(members.readers.values()))
+    members.read_until(lambda: all(members.readers.values()))
     assert [len(readers) for readers in members.readers.values()] == [1] * PARTITIONS
 
 
@@ -154,8 +161,8 @@ def test_a_kill_of_the_broker_moves_no_partition_in_a_group_of_both_protocols(
     own_broker.kill()
     own_broker.start()
     produce(own_broker, topic, [b"%d" % number for number in range(100)])
-    wait_for(lambda: members.read() or len(members.seen) == 100)
-    wait_for(lambda: members.read() or sum(members.committed()) == 100)
+    members.read_until(lambda: len(members.seen) == 100)
+    members.read_until(lambda: sum(members.committed()) == 100)
     assert {who: one.assignment() for who, one in members.consumers.items()} == before
 
 
@@ -175,7 +182,7 @@ def test_a_classic_group_stays_one_where_the_broker_is_told_so(
     members.start("old", **{"group.protocol": "classic"})
     wait_for(members.is_stable)
     members.start("new", **{"group.protocol": "consumer"})
-    refused: list[KafkaError] = []
+    refused: list[KafkaError | None] = []
 
     def is_refused() -> bool:
         message = members.consumers["new"].poll(0.1)

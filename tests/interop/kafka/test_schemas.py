@@ -43,14 +43,7 @@ PRICED = (
     '{"type":"record","name":"Order","fields":'
     '[{"name":"id","type":"int"},{"name":"price","type":["null","double"],"default":null}]}'
 )
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    broker = KafkaBroker(tmp_path_factory.mktemp("broker"), http=True).start()
-    yield broker
-    broker.stop()
-    assert broker.errors() == [], broker.said()
+LISTENERS = {"http": True}
 
 
 def url(broker: KafkaBroker) -> str:
@@ -126,7 +119,7 @@ def message_class(name: str, **fields: int) -> Any:
     file = descriptor_pb2.FileDescriptorProto(name=f"{name}.proto", package="shop", syntax="proto3")
     message = file.message_type.add(name=name)
     for number, (field, kind) in enumerate(fields.items(), 1):
-        message.field.add(name=field, number=number, type=kind, label=1)  # type: ignore[arg-type]
+        message.field.add(name=field, number=number, type=kind, label=1)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"shop.{name}"))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer, ShareConsumer
+from confluent_kafka import Message, Producer, ShareConsumer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from tests.interop.kafka.broker import KafkaBroker
@@ -67,7 +67,7 @@ def test_what_is_not_accepted_before_closing_comes_back(broker: KafkaBroker, nam
     explicit = {"share.acknowledgement.mode": "explicit"}
     first = ShareConsumer({"bootstrap.servers": broker.address, "group.id": group, **explicit})
     first.subscribe([topic])
-    messages = []
+    messages: list[Message[bytes, bytes]] = []
     deadline = time.monotonic() + SECONDS
     while len(messages) < 3 and time.monotonic() < deadline:
         messages += list(first.poll(0.5) or ())

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
-from tests.interop.kafka.broker import KafkaBroker
+from tests.interop.kafka.broker import KafkaBroker, present
 from tests.interop.kafka.jars import JAVA, JAVA_SECONDS_MAX, KAFKA_VERSION, classpath
 from tests.interop.kafka.test_confluent import make_topic
 
@@ -44,8 +44,8 @@ def counts(broker: KafkaBroker, topic: str, enough: int, app: subprocess.Popen[s
          "enable.auto.commit": False, "enable.partition.eof": True}
     )  # fmt: skip
     reader.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
-    found = defaultdict(list)
-    at_end: set[int] = set()
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    at_end: set[int | None] = set()
     deadline = time.monotonic() + JAVA_SECONDS_MAX
     while len(at_end) < PARTITIONS or sum(map(len, found.values())) < enough:
         message = reader.poll(0.2)
@@ -56,7 +56,7 @@ def counts(broker: KafkaBroker, topic: str, enough: int, app: subprocess.Popen[s
             at_end.add(message.partition())
         else:
             at_end.discard(message.partition())
-            found[message.key().decode()].append(int(message.value()))
+            found[present(message.key()).decode()].append(int(present(message.value())))
     reader.close()
     return found
 

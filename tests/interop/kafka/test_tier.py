@@ -100,8 +100,8 @@ def by_kafka(broker: KafkaBroker, isolation: str) -> list[tuple[Any, ...]]:
     while True:
         message = consumer.poll(60)
         assert message is not None, "nothing came for a minute"
-        if message.error():
-            assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+        if error := message.error():
+            assert error.code() == KafkaError._PARTITION_EOF, error
             break
         found.append((message.offset(), message.timestamp(), message.key(), message.value(), message.headers()))
     when = [consumer.offsets_for_times([TopicPartition(TOPIC, 0, ms)], 60)[0].offset for ms in (0, 1_050, 2_000)]
@@ -201,7 +201,7 @@ def test_a_queue_delivers_what_was_archived_meanwhile(filled: KafkaBroker) -> No
     filled.start()
     with patient_connection(filled.amqp_port) as connection:
         channel = connection.channel()
-        got = []
+        got: list[tuple[bytes, str, dict[str, Any]]] = []
         while len(got) < 150:
             method, properties, body = channel.basic_get(QUEUE)
             assert method is not None, f"only {len(got)} came"

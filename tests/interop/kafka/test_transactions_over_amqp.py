@@ -132,7 +132,7 @@ def test_what_an_open_transaction_wrote_is_waited_for(broker: KafkaBroker, name:
         producer = begun(broker, topic, [b"in it"])
         produce(broker, topic, [b"after"])
         channel.basic_qos(prefetch_count=50)
-        found = []
+        found: list[bytes] = []
         for method, _, body in channel.consume(topic, arguments=arguments, inactivity_timeout=SECONDS):
             assert method is not None, f"only {found} came"
             channel.basic_ack(method.delivery_tag)

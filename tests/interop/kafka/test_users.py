@@ -167,20 +167,26 @@ def test_confluent_logs_in_without_sending_the_password(guarded: Guarded, name: 
     assert error.code() == KafkaError._AUTHENTICATION and "invalid credentials" in error.str()
 
 
+def described(admin: AdminClient, user: str) -> Any:
+    by_user = admin.describe_user_scram_credentials([user])
+    assert isinstance(by_user, dict)
+    return by_user[user].result(SECONDS)
+
+
 def test_confluent_sets_passwords_for_scram(guarded: Guarded, name: Name) -> None:
     user, kind = name("u"), ScramMechanism.SCRAM_SHA_512
     admin = AdminClient(guarded.login("root"))
     wanted = UserScramCredentialUpsertion(user, ScramCredentialInfo(kind, 8192), b"set by a client")
     for done in admin.alter_user_scram_credentials([wanted]).values():
         done.result(SECONDS)
-    found = admin.describe_user_scram_credentials([user])[user].result(SECONDS)
+    found = described(admin, user)
     assert [(one.mechanism, one.iterations) for one in found.scram_credential_infos] == [(kind, 8192)]
     known = AdminClient(guarded.login(user, "set by a client", "SCRAM-SHA-512"))
     assert known.list_topics(timeout=SECONDS).topics == {}, "it has no rights yet"
     for done in admin.alter_user_scram_credentials([UserScramCredentialDeletion(user, kind)]).values():
         done.result(SECONDS)
     with pytest.raises(KafkaException) as gone:
-        admin.describe_user_scram_credentials([user])[user].result(SECONDS)
+        described(admin, user)
     assert gone.value.args[0].code() == KafkaError.RESOURCE_NOT_FOUND
 
 

@@ -1,9 +1,19 @@
 from collections.abc import Iterator
+from typing import Any, Protocol
 
+import httpx
 import pytest
 
 from headrace.config import Address
 from tests.listeners.http.live import Live
+
+
+class Api(Protocol):
+    """A broker that responds to HTTP requests, in this process or in another."""
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response: ...
+
+    def get(self, path: str) -> httpx.Response: ...
 
 
 class Served(Live):

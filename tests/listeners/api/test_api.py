@@ -16,13 +16,13 @@ from headrace.broker.queues.queue import Queue
 from headrace.errors import CorruptLog
 from tests.broker.queue_world import refuse, say
 from tests.listeners.amqp.running import eventually
-from tests.listeners.api.conftest import Served
+from tests.listeners.api.conftest import Api, Served
 
 GUEST = ("guest", "guest")
 MODES = ("ack_requeue_true", "reject_requeue_true", "ack_requeue_false", "reject_requeue_false")
 
 
-def put_queue(live: Served, name: str, **arguments: object) -> None:
+def put_queue(live: Api, name: str, **arguments: object) -> None:
     answer = live.request("PUT", f"/api/queues/%2F/{name}", json={"durable": True, "arguments": arguments})
     assert answer.status_code in (201, 204), answer.text
 
@@ -34,14 +34,14 @@ def post(live: Served, key: str, payload: str, exchange: str = "amq.default", **
     return bool(answer.json()["routed"])
 
 
-def take(live: Served, name: str, mode: str = "ack_requeue_false", count: int = 100) -> list[dict[str, object]]:
+def take(live: Api, name: str, mode: str = "ack_requeue_false", count: int = 100) -> list[dict[str, object]]:
     body = {"count": count, "ackmode": mode, "encoding": "auto"}
     answer = live.request("POST", f"/api/queues/%2F/{name}/get", json=body)
     assert answer.status_code == 200, answer.text
     return list(answer.json())
 
 
-def depth(live: Served, name: str) -> int:
+def depth(live: Api, name: str) -> int:
     return int(live.get(f"/api/queues/%2F/{name}").json()["messages"])
 
 

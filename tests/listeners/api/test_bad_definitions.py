@@ -8,22 +8,25 @@ import pytest
 
 from tests.listeners.api.conftest import Served
 
-POLICY = {"name": "p", "pattern": "x", "definition": {"max-length": 1}}
+POLICY: dict[str, Any] = {"name": "p", "pattern": "x", "definition": {"max-length": 1}}
 BINDING = {"source": "amq.direct", "destination": "q"}
+ODD_POLICIES: list[dict[str, Any]] = [{"name": 5}, {"pattern": 5}, {"vhost": 5}, {"priority": "high"}]
+ODD_QUEUES: list[dict[str, Any]] = [{"vhost": 5}, {"vhost": ["/"]}, {"durable": "yes"}]
+ODD_PARTITIONS: list[object] = ["2", 1.5, []]
 BAD: list[tuple[str, dict[str, Any]]] = [
-    *(("policies", POLICY | wrong) for wrong in ({"name": 5}, {"pattern": 5}, {"vhost": 5}, {"priority": "high"})),
+    *(("policies", POLICY | wrong) for wrong in ODD_POLICIES),
     *(("policies", POLICY | {"definition": wrong}) for wrong in (["max-length"], "max-length", None)),
     ("policies", POLICY | {"apply-to": ["queues"]}),
     *(
         ("parameters", {"component": "operator_policy", "name": "p", "value": wrong})
         for wrong in (None, "x", {"pattern": "x"}, {"pattern": "x", "definition": {"alternate-exchange": "x"}})
     ),
-    *(("queues", {"name": "q", **wrong}) for wrong in ({"vhost": 5}, {"vhost": ["/"]}, {"durable": "yes"})),
+    *(("queues", {"name": "q", **wrong}) for wrong in ODD_QUEUES),
     *(("queues", {"name": "q", "auto_delete": wrong}) for wrong in ("no", 1, None)),
     *(("exchanges", {"name": key, "type": "direct", key: "no"}) for key in ("durable", "auto_delete", "internal")),
     *(("bindings", BINDING | {"routing_key": wrong}) for wrong in (5, ["a"], None)),
     ("bindings", BINDING | {"destination_type": 5}),
-    *(("topics", {"name": "t", "partitions": wrong}) for wrong in ("2", 1.5, [])),
+    *(("topics", {"name": "t", "partitions": wrong}) for wrong in ODD_PARTITIONS),
     ("topics", {"name": "t", "config": ["retention_ms"]}),
 ]
 

@@ -15,32 +15,32 @@ from headrace.broker.streams import browse
 from headrace.log.commit.committer import Committer
 from tests.cli.running import Broker as Process
 from tests.listeners.amqp.running import eventually
-from tests.listeners.api.conftest import Served
+from tests.listeners.api.conftest import Api, Served
 from tests.listeners.api.test_api import depth, post, put_queue, take
 from tests.listeners.api.test_readers import rot
 
 OFFICE = "/api/headrace/dead-letters/%2F"
 
 
-def make_mortal(live: Any, name: str) -> None:
+def make_mortal(live: Api, name: str) -> None:
     """A queue with NAME.dead as its dead-letter queue."""
     put_queue(live, f"{name}.dead")
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{name}.dead"}
     put_queue(live, name, **arguments)
 
 
-def kill_all(live: Any, name: str) -> None:
+def kill_all(live: Api, name: str) -> None:
     while take(live, name, "reject_requeue_false", 1000):
         pass
 
 
-def replay(live: Any, name: str, **wish: Any) -> dict[str, Any]:
+def replay(live: Api, name: str, **wish: Any) -> dict[str, Any]:
     answer = live.request("POST", f"{OFFICE}/{name}/replay", json=wish)
     assert answer.status_code in (200, 202), answer.text
     return dict(answer.json())
 
 
-def ended(live: Any, begun: dict[str, Any]) -> dict[str, Any]:
+def ended(live: Api, begun: dict[str, Any]) -> dict[str, Any]:
     deadline = time.monotonic() + 60
     while True:
         now = live.get(f"/api/headrace/replays/{begun['id']}").json()

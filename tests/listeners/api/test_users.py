@@ -398,7 +398,7 @@ def acting(live: Served) -> Served:
         assert live.request("PUT", f"/cursors/{cursor}", json=body).status_code == 200
     for group in ("acting-g", "acting-h"):
         live.call(groups._commit(live.listener.context, group, live.broker.streams.get("acting-t"), {0: 0}))
-    live.client.auth = None
+    live.client.auth = httpx.Auth()  # none
     return live
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from headrace.listeners.http import listener as http_listener
 from headrace.listeners.http.server.bounded_protocol import Timeouts
-from tests.listeners.http.live import Live
+from tests.listeners.http.live import Live, StartLive
 from tests.listeners.http.registries import Registry
 
 
@@ -18,7 +18,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[type[Live]]:
+def own(tmp_path: Path) -> Iterator[StartLive]:
     """Starts servers for one test; all are stopped at its end."""
     started: list[Live] = []
 
@@ -47,7 +47,7 @@ def topic(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def registry(own: type[Live]) -> Registry:
+def registry(own: StartLive) -> Registry:
     return Registry(own())
 
 

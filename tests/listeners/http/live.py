@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import httpx
 
@@ -122,6 +122,12 @@ class Live:
         with self.connect() as sock:
             sock.sendall(data)
             return read_all(sock)
+
+
+class StartLive(Protocol):
+    """The `own` fixture: starts a server, by default on the test's own data folder."""
+
+    def __call__(self, folder: Path = ..., **settings: Any) -> Live: ...
 
 
 def parse_events(lines: Iterator[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:

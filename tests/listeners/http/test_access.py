@@ -65,7 +65,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     live.call(make())
     live.client.auth = ("root", PASSWORD)
     live.create("orders")
-    live.client.auth = None
+    live.client.auth = httpx.Auth()  # none
     yield live
     live.stop()
 

@@ -1,11 +1,12 @@
 """Named cursors over HTTP."""
 
+import httpx
 import pytest
 
-from tests.listeners.http.live import Live, code_of
+from tests.listeners.http.live import Live, StartLive, code_of
 
 
-def put(live: Live, cursor: str, topic: str, **fields: object):  # type: ignore[no-untyped-def]
+def put(live: Live, cursor: str, topic: str, **fields: object) -> httpx.Response:
     offsets = fields.pop("offsets", {0: 0})
     assert isinstance(offsets, dict)
     partitions = [{"partition": p, "offset": o} for p, o in offsets.items()]
@@ -47,7 +48,7 @@ def test_a_deleted_cursor_is_gone(live: Live, topic: str) -> None:
     assert code_of(live.client.delete(f"/cursors/{topic}")) == "cursor_not_found"
 
 
-def test_cursors_and_pins_survive_a_restart_but_not_a_recreated_topic(own: type[Live]) -> None:
+def test_cursors_and_pins_survive_a_restart_but_not_a_recreated_topic(own: StartLive) -> None:
     server = own()
     server.publish("t", *({"value": i} for i in range(5)))
     server.publish("other", {"value": 1})

@@ -8,6 +8,7 @@ import pytest
 
 from headrace.broker.access.protected_mode import ProtectedMode
 from headrace.broker.access.users import GUEST, User, Users
+from headrace.listeners.common.addresses import source_of
 from headrace.listeners.http.server.authentication import (
     FAILURES_FREE,
     FORGET_S,
@@ -21,7 +22,6 @@ from headrace.listeners.http.server.authentication import (
     TooManyFailures,
     is_local_name,
     is_loopback,
-    source_of,
 )
 
 PASSWORD = "no-password-of-anybody-else"

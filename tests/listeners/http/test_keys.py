@@ -10,11 +10,12 @@ import httpx
 import pytest
 
 from headrace.broker.streams import key_index
+from headrace.broker.streams.key_index_rocksdb import KeyStore
 from headrace.broker.streams.partition import Partition
 from headrace.client.admin import Client
 from headrace.errors import Conflict, CorruptLog, NotFound
 from headrace.log.read.reader import Chunk
-from tests.listeners.http.live import Live
+from tests.listeners.http.live import Live, StartLive
 
 
 def make(live: Live, topic: str, partitions: int = 1, **config: Any) -> None:
@@ -112,7 +113,7 @@ def test_enabling_the_key_index_also_indexes_existing_messages(live: Live, topic
     assert ask(live, "nowhere", "a").json()["code"] == "topic_not_found"
 
 
-def test_an_index_survives_restarts_and_continues(own: type[Live], topic: str) -> None:
+def test_an_index_survives_restarts_and_continues(own: StartLive, topic: str) -> None:
     for number in range(3):
         live = own()
         if not number:
@@ -123,7 +124,7 @@ def test_an_index_survives_restarts_and_continues(own: type[Live], topic: str) -
         live.stop()
 
 
-def test_a_missing_or_corrupt_index_is_rebuilt(own: type[Live], topic: str, tmp_path: Path) -> None:
+def test_a_missing_or_corrupt_index_is_rebuilt(own: StartLive, topic: str, tmp_path: Path) -> None:
     live = own()
     make(live, topic)
     publish(live, topic, *({"key": f"k{number}", "value": str(number)} for number in range(500)))
@@ -137,7 +138,7 @@ def test_a_missing_or_corrupt_index_is_rebuilt(own: type[Live], topic: str, tmp_
         live.stop()
 
 
-def test_an_index_that_is_ahead_of_its_log_is_rebuilt(own: type[Live], topic: str, tmp_path: Path) -> None:
+def test_an_index_that_is_ahead_of_its_log_is_rebuilt(own: StartLive, topic: str, tmp_path: Path) -> None:
     """As after a power cut that lost the end of an async log, where other records are written now."""
     live = own()
     make(live, topic)
@@ -145,7 +146,7 @@ def test_an_index_that_is_ahead_of_its_log_is_rebuilt(own: type[Live], topic: st
     assert value(live, topic, "b") == "2"
     log_id = live.broker.streams.get(topic).partitions[0].log.id
     live.stop()
-    store = key_index.KeyStore(str(tmp_path / "data" / key_index.FOLDER))
+    store = KeyStore(str(tmp_path / "data" / key_index.FOLDER))
     store.put(log_id, [(b"a", 2), (b"ghost", 3)], 4)
     store.close()
     live = own()
@@ -153,7 +154,7 @@ def test_an_index_that_is_ahead_of_its_log_is_rebuilt(own: type[Live], topic: st
     assert [value(live, topic, key) for key in ("a", "b", "c", "d", "ghost")] == ["1", "2", "3", "4", None]
 
 
-def test_messages_deleted_by_retention_leave_the_index(own: type[Live], topic: str) -> None:
+def test_messages_deleted_by_retention_leave_the_index(own: StartLive, topic: str) -> None:
     live = own()
     make(live, topic, cleanup_policy="delete")
     publish(live, topic, *({"key": f"k{number}", "value": str(number)} for number in range(10)))
@@ -193,7 +194,7 @@ def test_the_last_message_in_a_compacted_topic_is_found(live: Live, topic: str) 
 
 
 def test_a_lookup_while_the_index_is_behind_gets_retry_after(
-    own: type[Live], topic: str, monkeypatch: pytest.MonkeyPatch
+    own: StartLive, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_index, "WAIT_S", 0.05)
     monkeypatch.setattr(key_index.Keys, "_follow", _never)
@@ -207,7 +208,7 @@ def test_a_lookup_while_the_index_is_behind_gets_retry_after(
 
 
 def test_an_unreadable_log_does_not_block_other_indexes(
-    own: type[Live], topic: str, monkeypatch: pytest.MonkeyPatch
+    own: StartLive, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = own()
     for name in ("damaged", topic):
@@ -233,7 +234,7 @@ async def _never(self: object, *arguments: object) -> bool:
 
 
 def test_without_rocksdict_the_error_says_how_to_install_it(
-    own: type[Live], topic: str, monkeypatch: pytest.MonkeyPatch
+    own: StartLive, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_index, "is_installed", lambda: False)
     live = own()

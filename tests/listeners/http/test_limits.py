@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from headrace.listeners.common.backpressure import GREEDY_BYTES
 from headrace.listeners.http import listener as http_listener
 from headrace.listeners.http.server.bounded_protocol import WRITE_BYTES_MIN, BoundedHttp
 from tests.listeners.amqp.running import eventually
-from tests.listeners.http.live import Live, patient, read_all, status_of
+from tests.listeners.http.live import Live, StartLive, patient, read_all, status_of
 
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /topics/t/messages HTTP/1.1\r\nHost: x\r\n"
@@ -155,7 +155,7 @@ def test_a_request_after_an_ignored_upgrade_is_served(live: Live) -> None:
     assert [answer[:3] for answer in answers[1:]] == [b"200", b"200", b"200"]
 
 
-def test_a_client_that_is_still_sending_sees_the_refusal(own: type[Live]) -> None:
+def test_a_client_that_is_still_sending_sees_the_refusal(own: StartLive) -> None:
     """The client keeps sending and must still be able to read the error response."""
     server = own(request_bytes_max=1000)
     with server.connect() as sock:
@@ -220,13 +220,11 @@ class Patient:
     """A second listener of the same broker, with its own timeouts."""
 
     def __init__(self, live: Live, seconds: float) -> None:
+        address = live.config.http
+        assert address is not None
+
         async def start() -> http_listener.HttpListener:
-            return await http_listener.start(
-                live.broker,
-                live.config.http,
-                live.config,
-                timeouts=patient(seconds),  # type: ignore[arg-type]
-            )
+            return await http_listener.start(live.broker, address, live.config, timeouts=patient(seconds))
 
         self._live = live
         self._listener = live.call(start())
@@ -280,14 +278,14 @@ class Patient:
 
 
 @pytest.fixture(scope="module")
-def hasty(live: Live):  # type: ignore[no-untyped-def]
+def hasty(live: Live) -> Iterator[Patient]:
     listener = Patient(live, 0.2)
     yield listener
     listener.close()
 
 
 @pytest.fixture(scope="module")
-def patient_one(live: Live):  # type: ignore[no-untyped-def]
+def patient_one(live: Live) -> Iterator[Patient]:
     """A listener with long timeouts, for tests that expire them explicitly."""
     listener = Patient(live, 1e5)
     yield listener
@@ -438,7 +436,7 @@ def test_an_empty_line_after_a_request_starts_no_head_timeout(patient_one: Patie
     assert status_of(answer) == 200 and b"what it waited for" in answer
 
 
-def test_a_connection_that_is_silent_after_a_refused_body_is_closed_in_time(own: type[Live]) -> None:
+def test_a_connection_that_is_silent_after_a_refused_body_is_closed_in_time(own: StartLive) -> None:
     """The body arrived after the response and cancelled the keep-alive timer, so the connection stayed forever."""
     live = own()
 

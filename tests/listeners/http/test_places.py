@@ -9,13 +9,20 @@ from headrace import Client
 from headrace.errors import Overloaded
 from headrace.listeners.http.server import bounded_protocol
 from tests.listeners.amqp.running import eventually
-from tests.listeners.http.live import Live, read_all, status_of
+from tests.listeners.http.live import Live, StartLive, read_all, status_of
 
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"
 
 
+def in_reserve(server: Live) -> int:
+    """The number of connections in the places that are reserved for standbys."""
+    connection = next(iter(server.listener._state.connections))
+    assert isinstance(connection, bounded_protocol.BoundedHttp)
+    return len(connection.limits.reserve)
+
+
 @pytest.mark.usefixtures("no_hurry")
-def test_connections_over_the_limit_get_an_error_response(own: type[Live]) -> None:
+def test_connections_over_the_limit_get_an_error_response(own: StartLive) -> None:
     server = own(connections_max=3)
     waiting = [server.connect() for _ in range(3)]
 
@@ -43,14 +50,12 @@ def asks_as_standby(connection: HTTPConnection, *, keeps: bool = False) -> int:
 
 
 @pytest.mark.usefixtures("no_hurry")
-def test_a_standby_can_connect_when_the_limit_is_reached(own: type[Live]) -> None:
+def test_a_standby_can_connect_when_the_limit_is_reached(own: StartLive) -> None:
     """All connections may be publishers that wait for a standby. Others cannot take the reserved places."""
     server = own(connections_max=3)
 
     async def counts() -> tuple[int, int]:
-        return len(server.listener._state.connections), len(
-            next(iter(server.listener._state.connections)).limits.reserve
-        )
+        return len(server.listener._state.connections), in_reserve(server)
 
     with ExitStack() as stack:
         waiting = [stack.enter_context(server.connect()) for _ in range(3)]
@@ -66,20 +71,20 @@ def test_a_standby_can_connect_when_the_limit_is_reached(own: type[Live]) -> Non
 
 
 @pytest.mark.usefixtures("no_hurry")
-def test_silent_connections_do_not_block_the_places_of_standbys(own: type[Live]) -> None:
+def test_silent_connections_do_not_block_the_places_of_standbys(own: StartLive) -> None:
     """Silent connections used to occupy the reserved places for ten seconds each."""
     server = own(connections_max=1)
 
-    async def in_reserve() -> int:
-        return len(next(iter(server.listener._state.connections)).limits.reserve)
+    async def count() -> int:
+        return in_reserve(server)
 
     with ExitStack() as stack:
         stack.enter_context(server.connect())
         silent = []
         for number in range(bounded_protocol.RESERVED):
-            eventually(lambda: server.call(in_reserve()) == number, "one after the other")  # noqa: B023
+            eventually(lambda: server.call(count()) == number, "one after the other")  # noqa: B023
             silent.append(stack.enter_context(server.connect()))
-        eventually(lambda: server.call(in_reserve()) == bounded_protocol.RESERVED, "they have its places")
+        eventually(lambda: server.call(count()) == bounded_protocol.RESERVED, "they have its places")
         standby = stack.enter_context(closing(HTTPConnection("127.0.0.1", server.port, timeout=60)))
         assert asks_as_standby(standby, keeps=True) == 404
         assert b"too_many_connections" in read_all(silent[0]), "the first of them made room"
@@ -90,7 +95,7 @@ def test_silent_connections_do_not_block_the_places_of_standbys(own: type[Live])
 
 
 @pytest.mark.usefixtures("no_hurry")
-def test_one_address_cannot_take_all_connections(own: type[Live], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_address_cannot_take_all_connections(own: StartLive, monkeypatch: pytest.MonkeyPatch) -> None:
     server, where = own(connections_max=4), ["203.0.113.7"]
     monkeypatch.setattr(bounded_protocol, "is_loopback", lambda host: where[0] == "here")
     monkeypatch.setattr(bounded_protocol, "source_of", lambda host: where[0])

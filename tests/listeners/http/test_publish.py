@@ -16,7 +16,7 @@ from headrace.listeners.http.server import authorization
 from headrace.listeners.http.server.memory_budget import Budget
 from headrace.record.codec import partition_for
 from headrace.wire.http import bodies
-from tests.listeners.http.live import Live, code_of, read_all
+from tests.listeners.http.live import Live, StartLive, code_of, read_all
 
 MB = 1 << 20
 
@@ -131,7 +131,7 @@ def test_a_bad_request_creates_no_topic(live: Live, message: object, status: int
     assert live.get(f"/topics/{topic}").status_code == 404
 
 
-def test_auto_creation_can_be_switched_off(own: type[Live]) -> None:
+def test_auto_creation_can_be_switched_off(own: StartLive) -> None:
     server = own(auto_create_topics=False)
     answer = server.client.post("/topics/t/messages", json={"value": 1})
     assert (answer.status_code, code_of(answer)) == (404, "topic_not_found")
@@ -147,7 +147,7 @@ def test_auto_creation_can_be_switched_off(own: type[Live]) -> None:
         ("zstd", lambda data: bytes(cramjam.zstd.compress(data))),
     ],
 )
-def test_bodies_may_be_compressed(live: Live, topic: str, encoding: str, fold) -> None:  # type: ignore[no-untyped-def]
+def test_bodies_may_be_compressed(live: Live, topic: str, encoding: str, fold: Callable[[bytes], bytes]) -> None:
     headers = {"content-type": "application/json", "content-encoding": encoding}
     body = fold(json.dumps({"value": "x" * 1000}).encode())
     answer = live.client.post(f"/topics/{topic}/messages", content=body, headers=headers)
@@ -165,7 +165,7 @@ def test_the_compression_setting_is_applied_and_invisible(live: Live, topic: str
     assert size < 8000 if compression != "none" else size > 15000
 
 
-def test_a_request_larger_than_a_batch_is_several_batches(own: type[Live]) -> None:
+def test_a_request_larger_than_a_batch_is_several_batches(own: StartLive) -> None:
     server = own()
     server.create("t", batch_bytes_max="64KB")
     values = [str(i) * 1000 for i in range(100)]
@@ -244,7 +244,7 @@ def test_bad_parameters_of_raw_messages_are_refused(live: Live, topic: str, quer
     assert (answer.status_code, code_of(answer)) == (400, "invalid_input")
 
 
-def test_a_content_length_over_the_limit_is_refused_before_reading(own: type[Live]) -> None:
+def test_a_content_length_over_the_limit_is_refused_before_reading(own: StartLive) -> None:
     server = own(request_bytes_max=1000)
     head = b"POST /topics/t/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n"
     with server.connect() as sock:
@@ -253,7 +253,7 @@ def test_a_content_length_over_the_limit_is_refused_before_reading(own: type[Liv
     assert b" 413 " in answer and b"body_too_large" in answer and b"connection: close" in answer
 
 
-def test_a_chunked_body_over_the_limit_is_refused_while_it_arrives(own: type[Live]) -> None:
+def test_a_chunked_body_over_the_limit_is_refused_while_it_arrives(own: StartLive) -> None:
     server = own(request_bytes_max=1000)
     answer = server.client.post("/topics/t/messages", content=iter([b"x" * 600] * 100))
     assert (answer.status_code, code_of(answer)) == (413, "body_too_large")
@@ -263,7 +263,9 @@ def test_a_chunked_body_over_the_limit_is_refused_while_it_arrives(own: type[Liv
 @pytest.mark.parametrize(
     ("encoding", "fold"), [("gzip", gzip.compress), ("zstd", lambda d: bytes(cramjam.zstd.compress(d)))]
 )
-def test_a_compressed_body_that_decompresses_past_the_limit_is_refused(own: type[Live], encoding: str, fold) -> None:  # type: ignore[no-untyped-def]
+def test_a_compressed_body_that_decompresses_past_the_limit_is_refused(
+    own: StartLive, encoding: str, fold: Callable[[bytes], bytes]
+) -> None:
     server = own(decompressed_bytes_max=MB)
     bomb = fold(b"\0" * (40 * MB))
     answer = server.client.post("/topics/t/messages", content=bomb, headers={"content-encoding": encoding})
@@ -303,7 +305,7 @@ def test_expect_100_continue_is_answered(live: Live, topic: str) -> None:
         assert b" 200 OK" in sock.recv(65536)
 
 
-def test_requests_over_the_memory_budget_get_retry_after(own: type[Live]) -> None:
+def test_requests_over_the_memory_budget_get_retry_after(own: StartLive) -> None:
     server = own()
     server.listener.context.budget.bytes_max = 1000
     with server.connect() as first:
@@ -318,7 +320,7 @@ def test_requests_over_the_memory_budget_get_retry_after(own: type[Live]) -> Non
     assert server.client.post("/topics/t/messages", content=b"y" * 200).status_code == 200
 
 
-def test_an_announced_body_reserves_no_budget(own: type[Live]) -> None:
+def test_an_announced_body_reserves_no_budget(own: StartLive) -> None:
     """A few slow large bodies used to block all other publishers for hours."""
     server = own()
     server.listener.context.budget.bytes_max = 1000
@@ -332,7 +334,7 @@ def test_an_announced_body_reserves_no_budget(own: type[Live]) -> None:
 
 
 def test_large_responses_count_against_the_budget_and_small_ones_do_not(
-    own: type[Live], monkeypatch: pytest.MonkeyPatch
+    own: StartLive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Thousands of slow clients with a large response each would use all of the memory."""
     server = own()
@@ -367,7 +369,7 @@ def test_one_address_cannot_use_up_the_budget() -> None:
     assert budget.used == 0 and not budget._by_source
 
 
-def test_publishers_are_refused_while_the_disk_is_too_slow(own: type[Live]) -> None:
+def test_publishers_are_refused_while_the_disk_is_too_slow(own: StartLive) -> None:
     server = own()
     server.publish("t", {"value": 1})
 

@@ -10,7 +10,7 @@ import pytest
 from headrace.config import Address
 from headrace.record import codec
 from tests.listeners.amqp.running import eventually
-from tests.listeners.http.live import Live, code_of
+from tests.listeners.http.live import Live, StartLive, code_of
 
 KEYS = {"partition", "offset", "timestamp", "key", "value", "headers"}
 
@@ -191,7 +191,7 @@ def test_a_disconnect_during_a_long_poll_leaks_nothing(live: Live, topic: str) -
 
 @pytest.mark.usefixtures("no_hurry")
 @pytest.mark.parametrize("path", ["messages", "partitions/0/batches"])
-def test_waiting_readers_hold_no_memory_budget(own: type[Live], path: str) -> None:
+def test_waiting_readers_hold_no_memory_budget(own: StartLive, path: str) -> None:
     server = own()
     server.publish("quiet", {"value": "old"})
     server.listener.context.budget.bytes_max = 4 << 20
@@ -210,7 +210,7 @@ def test_waiting_readers_hold_no_memory_budget(own: type[Live], path: str) -> No
 
 @pytest.mark.usefixtures("no_hurry")
 @pytest.mark.parametrize("path", ["messages", "partitions/0/batches"])
-def test_a_long_poll_without_budget_at_its_end_gets_retry_after(own: type[Live], path: str) -> None:
+def test_a_long_poll_without_budget_at_its_end_gets_retry_after(own: StartLive, path: str) -> None:
     server = own()
     server.publish("quiet", {"value": "old"})
     budget = server.listener.context.budget
@@ -294,7 +294,7 @@ def test_an_undecodable_batch_is_reported_and_can_be_skipped(live: Live, topic: 
     assert live.values(topic, offset=answer.json()["next_offset"]) == ["after"]
 
 
-def test_aborted_messages_are_not_returned(own: type[Live]) -> None:
+def test_aborted_messages_are_not_returned(own: StartLive) -> None:
     from confluent_kafka import Producer
 
     server = own(kafka=Address("localhost", 0))
@@ -320,7 +320,7 @@ def test_aborted_messages_are_not_returned(own: type[Live]) -> None:
         assert [next(events)[2]["value"] for _ in committed] == committed
 
 
-def test_an_open_transaction_holds_back_later_messages(own: type[Live]) -> None:
+def test_an_open_transaction_holds_back_later_messages(own: StartLive) -> None:
     from confluent_kafka import Producer
 
     server = own(kafka=Address("localhost", 0))

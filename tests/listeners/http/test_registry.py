@@ -11,7 +11,7 @@ from headrace.broker.access.permissions import Permission
 from headrace.broker.schemas.topic import TOPIC
 from headrace.schemas import kinds
 from headrace.schemas.kinds import LEVELS
-from tests.listeners.http.live import Live
+from tests.listeners.http.live import StartLive
 from tests.listeners.http.registries import BROKEN, INT, LONG, ONE, STRING, TWO, Registry, record
 
 
@@ -68,7 +68,7 @@ def test_a_response_lists_at_most_a_thousand_schemas(shared: Registry, monkeypat
     assert (listed(offset=2), listed(offset=1, limit=1)) == (["listed-2"], ["listed-1"])
 
 
-def test_schemas_and_settings_survive_a_restart(own: type[Live]) -> None:
+def test_schemas_and_settings_survive_a_restart(own: StartLive) -> None:
     first = own()
     registry = Registry(first)
     registry.register("a", ONE)
@@ -329,7 +329,7 @@ def test_names_of_subjects_and_parameters_are_checked(shared: Registry) -> None:
     assert shared.code("PATCH", "/subjects") == 405
 
 
-def test_schemas_need_the_permissions_of_their_topic(own: type[Live], tmp_path: Path) -> None:
+def test_schemas_need_the_permissions_of_their_topic(own: StartLive, tmp_path: Path) -> None:
     live = own()
     for name, rights in (("reader", {"read": f"^{TOPIC}$"}), ("writer", {"write": f"^{TOPIC}$"}), ("other", {})):
         live.call(live.broker.users.put_user(name, password="x"))

@@ -1,6 +1,6 @@
 """Metadata and rule sets of schemas: stored unchanged, inherited, and searched."""
 
-from tests.listeners.http.live import Live
+from tests.listeners.http.live import StartLive
 from tests.listeners.http.registries import LONG, ONE, STRING, TWO, Registry
 
 OWNED = {"properties": {"owner": "ann", "unit": "kg"}, "sensitive": ["owner"], "tags": {"r.a": ["PII", "A"]}}
@@ -10,7 +10,7 @@ KEPT_OWNED = {**OWNED, "tags": {"r.a": ["A", "PII"]}}
 KEPT_RULES = {"domainRules": [{**RULE, "disabled": False}]}
 
 
-def test_metadata_and_rules_are_stored_and_distinguish_schemas(own: type[Live]) -> None:
+def test_metadata_and_rules_are_stored_and_distinguish_schemas(own: StartLive) -> None:
     live = own()
     registry = Registry(live)
     assert registry.register("plain", ONE) == 1

@@ -4,7 +4,7 @@ from typing import Any
 
 from headrace.broker.schemas.topic import TOPIC
 from headrace.schemas.state import RegistryState
-from tests.listeners.http.live import Live
+from tests.listeners.http.live import Live, StartLive
 from tests.listeners.http.registries import INT, LONG, ONE, STRING, TWO, Registry
 
 
@@ -45,7 +45,7 @@ def answers(registry: Registry) -> list[Any]:
     return found + [registry.ask("GET", f"/schemas/ids/{number}").json() for number in range(1, 12)]
 
 
-def test_compaction_of_the_topic_changes_no_response(own: type[Live]) -> None:
+def test_compaction_of_the_topic_changes_no_response(own: StartLive) -> None:
     live = own()
     registry = Registry(live)
     live.create(TOPIC, cleanup_policy="compact", segment_bytes="1KB")
@@ -80,7 +80,7 @@ def test_deleted_versions_stay_deleted_when_the_topic_is_compacted(registry: Reg
     assert after_compaction(registry._live).subjects() == registry.ok("GET", "/subjects") == []
 
 
-def test_the_id_of_a_reimported_version_is_not_reused(own: type[Live]) -> None:
+def test_the_id_of_a_reimported_version_is_not_reused(own: StartLive) -> None:
     live = own()
     registry = Registry(live)
     registry.ok("PUT", "/mode/a", {"mode": "IMPORT"})
@@ -112,7 +112,7 @@ def test_a_subject_is_soft_deleted_restored_and_deleted_permanently(registry: Re
     assert registry.versions("a") == [1]
 
 
-def test_ids_are_not_reused_after_compaction(own: type[Live]) -> None:
+def test_ids_are_not_reused_after_compaction(own: StartLive) -> None:
     """As after compaction."""
     live = own()
     registry = Registry(live)

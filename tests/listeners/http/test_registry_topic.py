@@ -15,11 +15,11 @@ from headrace.errors import CorruptLog, StorageError
 from headrace.record import codec
 from headrace.schemas import kinds
 from headrace.schemas.state import Content, Version, schema_entry
-from tests.listeners.http.live import Live
+from tests.listeners.http.live import StartLive
 from tests.listeners.http.registries import INT, ONE, STRING, TWO, Registry, record
 
 
-def test_records_of_other_registries_are_read_and_unknown_ones_ignored(own: type[Live]) -> None:
+def test_records_of_other_registries_are_read_and_unknown_ones_ignored(own: StartLive) -> None:
     live = own()
     registry = Registry(live)
     live.client.post("/topics", json={"name": TOPIC, "partitions": 1, "config": {"cleanup_policy": "compact"}})
@@ -109,7 +109,7 @@ def _serves_what_it_has_read_and_takes_nothing(registry: Registry) -> None:
     assert registry.code("GET", "/schemas/ids/2") == 503, "it may be behind the damage"
 
 
-def test_damage_found_at_the_start_keeps_earlier_schemas(own: type[Live]) -> None:
+def test_damage_found_at_the_start_keeps_earlier_schemas(own: StartLive) -> None:
     first = own()
     for schema in (ONE, TWO):
         Registry(first).register("a", schema)
@@ -125,7 +125,7 @@ def test_damage_found_at_the_start_keeps_earlier_schemas(own: type[Live]) -> Non
 
 
 def test_damage_found_while_reading_keeps_earlier_schemas_and_raises_an_alarm(
-    own: type[Live], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    own: StartLive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry = Registry(own())
     registry.register("a", ONE)
@@ -161,7 +161,7 @@ def test_a_failed_read_is_retried(registry: Registry, monkeypatch: pytest.Monkey
     assert registry.register("a", TWO) == 2
 
 
-def test_no_id_is_assigned_while_an_open_transaction_hides_earlier_ones(own: type[Live]) -> None:
+def test_no_id_is_assigned_while_an_open_transaction_hides_earlier_ones(own: StartLive) -> None:
     from confluent_kafka import Producer
 
     live = own(kafka=Address("localhost", 0))

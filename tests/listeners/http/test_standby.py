@@ -16,9 +16,10 @@ from headrace.log.disk.disk import RealDisk
 from headrace.log.settings import LogSettings
 from headrace.log.standby.frames import Frame, FrameReader, Kind
 from tests.listeners.amqp.running import eventually
-from tests.listeners.http.live import Live, code_of
+from tests.listeners.http.live import Live, StartLive, code_of
 
-HELLO = {"name": "second", "copy": "one", "format": 1, "kept": {}}
+ODD: list[dict[str, Any]] = [{"name": ""}, {"copy": 1}, {"format": 2}, {"kept": []}, {"kept": {"a": [1]}}]
+HELLO: dict[str, Any] = {"name": "second", "copy": "one", "format": 1, "kept": {}}
 PASSWORD = "no-password-of-anybody-else"
 
 
@@ -67,10 +68,7 @@ def test_a_standby_must_be_an_administrator(live: Live) -> None:
 
 @pytest.mark.parametrize(
     "hello",
-    [
-        {},
-        *({**HELLO, **odd} for odd in ({"name": ""}, {"copy": 1}, {"format": 2}, {"kept": []}, {"kept": {"a": [1]}})),
-    ],
+    [{}, *({**HELLO, **odd} for odd in ODD)],
     ids=str,
 )
 def test_a_malformed_hello_is_refused(live: Live, hello: dict[str, Any]) -> None:
@@ -110,18 +108,18 @@ def test_changes_have_higher_numbers_after_a_restart(tmp_path: Path) -> None:
     assert after.sequence > before.sequence + 100_000
 
 
-def test_a_broker_with_a_separate_tier_refuses_standbys(own: type[Live], tmp_path: Path) -> None:
+def test_a_broker_with_a_separate_tier_refuses_standbys(own: StartLive, tmp_path: Path) -> None:
     live = own(log=LogSettings(journal_file_bytes=1 << 20, tier_dir=str(tmp_path / "elsewhere")))
     answer = live.request("POST", "/standby/stream", json=HELLO)
     assert answer.status_code == 409 and "tier_dir" in answer.json()["detail"]
 
 
-def test_standby_confirms_is_refused_with_a_separate_tier(own: type[Live], tmp_path: Path) -> None:
+def test_standby_confirms_is_refused_with_a_separate_tier(own: StartLive, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="standby_confirms: archived segments are in"):
         own(log=LogSettings(journal_file_bytes=1 << 20, tier_dir=str(tmp_path / "elsewhere")), standby_confirms=1)
 
 
-def test_the_change_stream_ends_when_the_tag_administrator_is_removed(own: type[Live]) -> None:
+def test_the_change_stream_ends_when_the_tag_administrator_is_removed(own: StartLive) -> None:
     live = own(log=LogSettings(journal_file_bytes=1 << 20))
     live.call(live.broker.users.put_user("second", password=PASSWORD, tags=["administrator"]))
     follower = Follower(live, auth=("second", PASSWORD))
@@ -131,7 +129,7 @@ def test_the_change_stream_ends_when_the_tag_administrator_is_removed(own: type[
     assert live.get("/standby").json()["standbys"] == []
 
 
-def test_a_reconnecting_copy_is_not_counted_twice(own: type[Live]) -> None:
+def test_a_reconnecting_copy_is_not_counted_twice(own: StartLive) -> None:
     """The first connection may be dead, which only the standby has noticed."""
     live = own(log=LogSettings(journal_file_bytes=1 << 20), standby_confirms=2)
     first = Follower(live)
@@ -148,7 +146,7 @@ def test_a_reconnecting_copy_is_not_counted_twice(own: type[Live]) -> None:
     assert "1 of 2 are in step" in live.get("/health").json()["reason"]
 
 
-def test_a_publish_is_confirmed_when_the_standby_has_it(own: type[Live]) -> None:
+def test_a_publish_is_confirmed_when_the_standby_has_it(own: StartLive) -> None:
     live = own(log=LogSettings(journal_file_bytes=1 << 20), standby_confirms=1)
     assert "0 of 1 are in step" in live.get("/health").json()["reason"]
     answers: list[Any] = []
@@ -170,7 +168,7 @@ def test_a_publish_is_confirmed_when_the_standby_has_it(own: type[Live]) -> None
     assert live.get("/health").status_code == 200
 
 
-def test_a_stop_does_not_wait_forever_for_standbys_and_confirms_nothing(own: type[Live]) -> None:
+def test_a_stop_does_not_wait_forever_for_standbys_and_confirms_nothing(own: StartLive) -> None:
     live = own(log=LogSettings(journal_file_bytes=1 << 20), standby_confirms=1, stop_timeout_ms=500)
     answers: list[Any] = []
 

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,7 +13,7 @@ from headrace.listeners.http.metrics import metrics
 from headrace.listeners.http.openapi.document import document
 from headrace.listeners.http.server.app import ROUTES
 from headrace.listeners.http.server.problems import CODES, CONNECTION_CODES
-from tests.listeners.http.live import Live, code_of
+from tests.listeners.http.live import Live, StartLive, code_of
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -26,7 +26,7 @@ def test_a_healthy_broker_is_ready(live: Live) -> None:
     assert live.client.head("/health").status_code == 200
 
 
-def test_a_failed_disk_is_not_ready_but_alive_and_publishing_is_refused_for_good(own: type[Live]) -> None:
+def test_a_failed_disk_is_not_ready_but_alive_and_publishing_is_refused_for_good(own: StartLive) -> None:
     server = own()
     server.publish("t", {"value": 1})
 
@@ -46,7 +46,7 @@ def test_a_failed_disk_is_not_ready_but_alive_and_publishing_is_refused_for_good
     assert isinstance(server.stop_error, StorageFailed)
 
 
-def test_a_full_disk_refuses_with_retry_after_and_recovers(own: type[Live]) -> None:
+def test_a_full_disk_refuses_with_retry_after_and_recovers(own: StartLive) -> None:
     server = own()
     server.publish("t", {"value": 1})
 
@@ -56,7 +56,7 @@ def test_a_full_disk_refuses_with_retry_after_and_recovers(own: type[Live]) -> N
         return dict(answer.json())
 
     async def free(size: int) -> None:
-        server.broker.disk.free_bytes = lambda _path: size  # type: ignore[method-assign]
+        server.broker.disk.free_bytes = lambda path: size  # type: ignore[method-assign]
 
     server.call(free(0))
     assert "full" in wait_for_health(503)["reason"]
@@ -69,12 +69,15 @@ def test_a_full_disk_refuses_with_retry_after_and_recovers(own: type[Live]) -> N
     assert server.publish("t", {"value": 2}) == [(0, 1)]
 
 
-def test_internal_errors_reveal_no_details(own: type[Live], caplog: pytest.LogCaptureFixture) -> None:
+def test_internal_errors_reveal_no_details(own: StartLive, caplog: pytest.LogCaptureFixture) -> None:
     server = own()
     server.publish("t", {"value": 1})
 
+    def divide_by_zero(*_: Any, **__: Any) -> NoReturn:
+        raise ZeroDivisionError
+
     async def spoil() -> None:
-        server.broker.streams.get("t").partitions[0].log.read_now = lambda *_, **__: 1 / 0  # type: ignore[method-assign]
+        server.broker.streams.get("t").partitions[0].log.read_now = divide_by_zero  # type: ignore[method-assign]
 
     server.call(spoil())
     answer = server.get("/topics/t/messages")

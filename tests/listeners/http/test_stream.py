@@ -9,7 +9,7 @@ import pytest
 from headrace.listeners.http.native import event_stream
 from headrace.listeners.http.server.bounded_protocol import BoundedHttp
 from tests.listeners.amqp.running import eventually
-from tests.listeners.http.live import Live, code_of
+from tests.listeners.http.live import Live, StartLive, code_of
 
 
 def test_events_have_messages_and_the_next_offset_of_every_partition(live: Live, topic: str) -> None:
@@ -78,7 +78,7 @@ def test_base64_can_be_requested(live: Live, topic: str) -> None:
         assert next(events)[2]["value"] == "YQ=="
 
 
-def test_a_gap_left_by_retention_is_reported(own: type[Live]) -> None:
+def test_a_gap_left_by_retention_is_reported(own: StartLive) -> None:
     server = own()
     server.publish("t", *({"value": str(i)} for i in range(10)))
 
@@ -101,7 +101,7 @@ def test_a_stream_ends_when_its_topic_is_deleted(live: Live, topic: str) -> None
         assert list(events) == []
 
 
-def test_a_stopping_broker_ends_streams_and_long_polls_at_once(own: type[Live]) -> None:
+def test_a_stopping_broker_ends_streams_and_long_polls_at_once(own: StartLive) -> None:
     server = own()
     server.publish("t", {"value": 1})
     with server.events("/topics/t/stream") as events:
@@ -154,7 +154,7 @@ def test_a_disconnecting_reader_leaks_nothing(live: Live, topic: str) -> None:
 
 @pytest.mark.parametrize("path", ["stream", "messages?wait=60m"])
 def test_a_disconnecting_reader_with_a_pipelined_request_leaks_nothing(
-    own: type[Live], path: str, monkeypatch: pytest.MonkeyPatch
+    own: StartLive, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the last request used to see the disconnect."""
     monkeypatch.setattr(event_stream, "HEARTBEAT_S", 3600.0)

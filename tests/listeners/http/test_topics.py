@@ -1,8 +1,9 @@
 """Topics over HTTP: create, list, describe, configure, delete; names of every kind."""
 
+import httpx
 import pytest
 
-from tests.listeners.http.live import Live, code_of
+from tests.listeners.http.live import Live, StartLive, code_of
 
 
 def test_a_topic_is_created_described_listed_and_deleted(live: Live, topic: str) -> None:
@@ -124,7 +125,7 @@ def test_names_that_are_not_utf8_are_refused(live: Live, name: str) -> None:
     assert (answer.status_code, code_of(answer)) == (400, "invalid_input")
 
 
-def raw_request(live: Live, method: str, path: str):  # type: ignore[no-untyped-def]
+def raw_request(live: Live, method: str, path: str) -> httpx.Request:
     """A request whose path httpx does not normalize."""
     content = b"{}" if method in {"PATCH", "POST"} else None
     request = live.client.build_request(method, "/", content=content)
@@ -132,7 +133,7 @@ def raw_request(live: Live, method: str, path: str):  # type: ignore[no-untyped-
     return request
 
 
-def test_streams_of_other_listeners_can_be_read_under_any_name(own: type[Live]) -> None:
+def test_streams_of_other_listeners_can_be_read_under_any_name(own: StartLive) -> None:
     """Queue names may have any characters; messages are read under the percent-encoded name."""
     server = own()
     name = "orders/eu west\t✓"
@@ -171,7 +172,7 @@ def test_unknown_paths_are_not_found(live: Live, path: str) -> None:
     assert (answer.status_code, code_of(answer)) == (404, "not_found")
 
 
-def test_a_restart_keeps_topics_settings_and_messages(own: type[Live]) -> None:
+def test_a_restart_keeps_topics_settings_and_messages(own: StartLive) -> None:
     server = own()
     server.create("t", partitions=2, retention_ms="2d")
     server.create("gone")

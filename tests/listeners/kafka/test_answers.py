@@ -11,11 +11,11 @@ import pytest
 
 from headrace.broker.streams.partition import Partition, ReadWaits
 from headrace.errors import StorageFailed
-from headrace.listeners.kafka.admin import metadata, topics
+from headrace.listeners.kafka.admin import topics
 from headrace.listeners.kafka.data.fetch import Fetch
 from headrace.listeners.kafka.errors import Code
 from headrace.record import codec as records
-from headrace.wire.kafka import hot
+from headrace.wire.kafka import hot, metadata
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.frames import FIRST_BYTES
 from tests.listeners.kafka.world import Client, Closed, World, batch, world_at
@@ -463,13 +463,13 @@ async def test_metadata_of_a_topic_is_encoded_once(
         await world.topic(f"cached-{number}", 10)
     await client.call(Api.METADATA, 12, topics=None)
     encoded: list[str] = []
-    encode = metadata.metadata.encode_topic
+    encode = metadata.encode_topic
 
     def counted(topic: Any, version: int, node_id: int) -> bytes:
         encoded.append(topic.name)
         return encode(topic, version, node_id)
 
-    monkeypatch.setattr(metadata.metadata, "encode_topic", counted)
+    monkeypatch.setattr(metadata, "encode_topic", counted)
     for _ in range(3):
         other = await world.client()
         answer = await other.call(Api.METADATA, 12, topics=None)

@@ -13,7 +13,8 @@ from headrace.listeners.kafka.data import fetch, fetch_sessions
 from headrace.listeners.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
 from headrace.wire.kafka.schema import request_entity
-from tests.listeners.kafka.world import SECONDS, Client, World, alive, batch, make, written
+from tests.listeners.kafka.world import SECONDS, Client, World, alive, batch, make
+from tests.wire.kafka.test_schema_codec import written
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.usefixtures("no_bug")]
 

@@ -72,7 +72,8 @@ async def test_a_topic_named_twice_in_alter_configs_is_not_changed(world: World)
 
 async def test_no_configuration_keys_means_all_configs(world: World) -> None:
     client = await world.client()
-    asked = [{"resource_type": TOPIC, "resource_name": "t", "configuration_keys": keys} for keys in ([], None)]
+    no_keys: list[str] = []
+    asked = [{"resource_type": TOPIC, "resource_name": "t", "configuration_keys": keys} for keys in (no_keys, None)]
     none, null = (await client.call(Api.DESCRIBE_CONFIGS, 4, resources=asked)).results
     assert none.configs == null.configs != []
 

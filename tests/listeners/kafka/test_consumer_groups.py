@@ -11,7 +11,7 @@ from headrace.errors import DiskFull
 from headrace.listeners.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
 from tests.broker.mixed_clients import subscription
-from tests.listeners.kafka.world import Client, world_at
+from tests.listeners.kafka.world import Client, topic_at, world_at
 
 
 async def beat(client: Client, member_id: str, epoch: int = 0, **fields: Any) -> Any:
@@ -40,9 +40,7 @@ async def described(client: Client) -> Any:
 
 
 async def test_an_instance_id_in_use_is_unreleased_until_its_member_leaves(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (world, client):
         assert (await beat(client, "a", instance_id="one")).error_code == Code.NONE
         assert (await beat(client, "b", instance_id="one")).error_code == Code.UNRELEASED_INSTANCE_ID
     async with world_at(tmp_path) as world:
@@ -53,9 +51,7 @@ async def test_an_instance_id_in_use_is_unreleased_until_its_member_leaves(tmp_p
 
 
 async def test_a_member_that_lost_its_instance_id_is_fenced(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (_, client):
         await beat(client, "a", instance_id="one")
         await beat(client, "a", -2, instance_id="one")
         assert (await beat(client, "b", instance_id="one")).error_code == Code.NONE
@@ -65,9 +61,7 @@ async def test_a_member_that_lost_its_instance_id_is_fenced(tmp_path: Path) -> N
 
 
 async def test_a_group_is_described_the_same_after_a_restart(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t", 3)
-        client = await world.client()
+    async with topic_at(tmp_path, partitions=3) as (world, client):
         joined = await beat(client, "a", instance_id="one", rack_id="r", server_assignor="range")
         before = await described(client)
         assert (before.group_state, before.members[0].rack_id) == ("Stable", "r")
@@ -80,9 +74,7 @@ async def test_a_group_is_described_the_same_after_a_restart(tmp_path: Path) -> 
 
 
 async def test_a_heartbeat_on_a_full_disk_is_retriable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (_, client):
         with monkeypatch.context() as broken:
             broken.setattr(Groups, "when_kept", lambda self, group_id, answer: answer(DiskFull("no space left")))
             assert (await beat(client, "a")).error_code == Code.COORDINATOR_NOT_AVAILABLE
@@ -92,9 +84,7 @@ async def test_a_heartbeat_on_a_full_disk_is_retriable(tmp_path: Path, monkeypat
 async def test_a_classic_group_is_upgraded_by_a_consumer_member_and_downgraded_without(
     tmp_path: Path,
 ) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t", 2)
-        client = await world.client()
+    async with topic_at(tmp_path, partitions=2) as (_, client):
         joined = await join(client)
         who = {"group_id": "g", "member_id": joined.member_id}
         assert (await sync(client, joined, all=encode_assignment({("t", 0), ("t", 1)}, 0))).error_code == Code.NONE
@@ -117,9 +107,7 @@ async def test_a_classic_group_is_upgraded_by_a_consumer_member_and_downgraded_w
 
 
 async def test_members_of_both_protocols_leave_with_their_own_request(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (_, client):
         await beat(client, "n")
         members = [(await join(client)).member_id for _ in range(2)]
         one = await client.call(Api.LEAVE_GROUP, 2, group_id="g", member_id=members[0])
@@ -130,9 +118,7 @@ async def test_members_of_both_protocols_leave_with_their_own_request(tmp_path: 
 
 
 async def test_a_classic_group_with_an_unreadable_subscription_is_not_upgraded(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (_, client):
         await join(client, metadata=b"?")
         refused = await beat(client, "n")
         assert refused.error_code == Code.GROUP_ID_NOT_FOUND
@@ -143,9 +129,7 @@ async def test_a_classic_group_with_an_unreadable_subscription_is_not_upgraded(t
 async def test_a_classic_member_on_a_full_disk_gets_a_retriable_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (_, client):
         await beat(client, "n")
         with monkeypatch.context() as broken:
             broken.setattr(Groups, "when_kept", lambda self, group_id, answer: answer(DiskFull("no space left")))

@@ -9,7 +9,8 @@ import pytest
 
 from headrace.wire.kafka.apis import VERSIONS, Api
 from headrace.wire.kafka.schema import request_entity, shape_of
-from tests.listeners.kafka.world import World, batch, make, written
+from tests.listeners.kafka.world import World, batch, make
+from tests.wire.kafka.test_schema_codec import written
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TOPIC = "t"

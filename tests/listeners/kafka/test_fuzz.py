@@ -14,7 +14,8 @@ import pytest
 
 from headrace.wire.kafka.apis import VERSIONS, Api
 from headrace.wire.kafka.schema import request_entity, shape_of
-from tests.listeners.kafka.world import World, batch, make, world_at, written
+from tests.listeners.kafka.world import World, batch, make, world_at
+from tests.wire.kafka.test_schema_codec import written
 
 ROUNDS = 6
 INTS = {

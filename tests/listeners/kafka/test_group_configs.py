@@ -19,11 +19,13 @@ from headrace.wire.kafka.apis import Api
 from tests.broker.group_world import ManualTimers
 from tests.broker.group_world import World as GroupWorld
 from tests.listeners.kafka.test_share_offsets import beat, take
-from tests.listeners.kafka.world import Client, batch, world_at
+from tests.listeners.kafka.world import Client, batch, topic_at, world_at
 
 
 async def configure(client: Client, api: Api, **values: str | None) -> tuple[int, str | None]:
-    changes = [{"name": name.replace("_", "."), "value": value} for name, value in values.items()]
+    changes: list[dict[str, object]] = [
+        {"name": name.replace("_", "."), "value": value} for name, value in values.items()
+    ]
     if api is Api.INCREMENTAL_ALTER_CONFIGS:
         changes = [{**one, "config_operation": 1 if one["value"] is None else 0} for one in changes]
     asked = [{"resource_type": GROUP, "resource_name": "s", "configs": changes}]
@@ -54,9 +56,7 @@ async def test_group_configs_apply_to_their_group_and_survive_a_restart(tmp_path
         more = {"share_heartbeat_interval_ms": "7000", "share_delivery_count_limit": "2"}
         more |= {"share_renew_acknowledge_enable": "false"}
         assert await configure(client, Api.INCREMENTAL_ALTER_CONFIGS, **change, **more) == (0, None)
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (world, client):
         shown = await configured(client)
         assert shown == {name.replace("_", "."): value for name, value in {**change, **more}.items()}
         await client.produce("t", batch(b"x"))
@@ -132,9 +132,7 @@ def test_group_configs_stored_in_the_first_format_are_still_read() -> None:
 
 async def test_configured_groups_are_listed_before_they_exist(tmp_path: Path) -> None:
     """kafka-configs reports an unlisted group as one without configs."""
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (world, client):
 
         async def listed(version: int, *kinds: int) -> list[str]:
             asked = {"resource_types": list(kinds)} if version else {}
@@ -156,9 +154,7 @@ async def test_session_timeout_and_heartbeat_interval_of_a_consumer_group_can_be
         client = await world.client()
         told = {"consumer_session_timeout_ms": "50000", "consumer_heartbeat_interval_ms": "7000"}
         assert await configure(client, Api.INCREMENTAL_ALTER_CONFIGS, **told) == (0, None)
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (world, client):
         joined = await client.call(
             Api.CONSUMER_GROUP_HEARTBEAT, 1, group_id="s", member_id="m", member_epoch=0, rebalance_timeout=9000,
             subscribed_topic_names=["t"], topic_partitions=[],
@@ -212,9 +208,7 @@ def test_a_share_group_starts_at_a_duration_in_the_past(text: str, seconds: floa
 
 
 async def test_a_share_group_starts_with_the_records_of_the_last_hour(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (world, client):
         now_ms = world.broker.clock.now_ms()
         for age_ms in (7_200_000, 3_900_000, 1_800_000, 0):
             await client.produce("t", records.build([(None, b"x", (), now_ms - age_ms)]))
@@ -225,9 +219,7 @@ async def test_a_share_group_starts_with_the_records_of_the_last_hour(tmp_path: 
 
 
 async def test_a_share_group_starts_at_the_end_if_all_records_are_older(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (world, client):
         await client.produce("t", batch(b"old"))
         await configure(client, Api.INCREMENTAL_ALTER_CONFIGS, share_auto_offset_reset="by_duration:PT1S")
         await beat(client)

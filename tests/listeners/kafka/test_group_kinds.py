@@ -1,11 +1,15 @@
 """A group keeps its kind until it is deleted, and a refused request creates no group."""
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 from headrace.listeners.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
 from tests.listeners.kafka.group_members import beat_consumer, beat_share, classic_member, commit, join_classic
-from tests.listeners.kafka.world import Client, world_at
+from tests.listeners.kafka.world import Client, topic_at, world_at
+
+Join = Callable[[Client, str], Awaitable[SimpleNamespace]]
 
 
 async def listed(client: Client) -> list[tuple[str, str]]:
@@ -30,9 +34,7 @@ async def commit_in_transaction(client: Client, group: str) -> int:
 
 
 async def test_a_share_group_cannot_be_used_as_a_consumer_group(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (_, client):
         for epoch in (0, -1):
             await beat_share(client, "g", epoch)
             assert (await join_classic(client, "g")).error_code == Code.INCONSISTENT_GROUP_PROTOCOL
@@ -45,9 +47,7 @@ async def test_a_share_group_cannot_be_used_as_a_consumer_group(tmp_path: Path) 
 
 
 async def test_a_consumer_group_cannot_be_used_as_a_share_group(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (_, client):
         joined = await classic_member(client, "classic")
         await commit(client, "simple")
         for epoch in (0, -1):
@@ -93,9 +93,7 @@ async def test_a_refused_join_creates_no_group(tmp_path: Path) -> None:
 
 async def test_an_empty_group_accepts_a_commit_without_a_generation(tmp_path: Path) -> None:
     """From a consumer with manual assignment and any member id. The group has not expired yet, or has offsets."""
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (_, client):
         joined = await classic_member(client, "classic")
         await client.call(Api.LEAVE_GROUP, 4, group_id="classic", members=[{"member_id": joined.member_id}])
         for epoch in (0, -1):
@@ -106,17 +104,13 @@ async def test_an_empty_group_accepts_a_commit_without_a_generation(tmp_path: Pa
 
 
 async def test_a_missing_group_accepts_a_commit_without_a_generation(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (_, client):
         assert await commit(client, "g", 3, "m") == Code.ILLEGAL_GENERATION
         assert await commit(client, "g", -1, "m") == 0
 
 
 async def test_a_share_session_cannot_start_with_an_acknowledgement(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (_, client):
         await beat_share(client, "g")
         for epoch, code in ((0, Code.INVALID_SHARE_SESSION_EPOCH), (1, Code.SHARE_SESSION_NOT_FOUND)):
             answer = await client.call(
@@ -126,9 +120,7 @@ async def test_a_share_session_cannot_start_with_an_acknowledgement(tmp_path: Pa
 
 
 async def test_deleting_offsets_of_a_missing_topic_is_an_error(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (_, client):
         assert await commit(client, "g") == 0
         asked = [{"name": name, "partitions": [{"partition_index": 0}]} for name in ("t", "nowhere")]
         answer = await client.call(Api.OFFSET_DELETE, 0, group_id="g", topics=asked)
@@ -136,10 +128,8 @@ async def test_deleting_offsets_of_a_missing_topic_is_an_error(tmp_path: Path) -
 
 
 async def test_a_full_member_budget_is_retriable_for_every_kind_of_group(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
-        joins = (join_classic, beat_consumer, beat_share)
+    async with topic_at(tmp_path) as (world, client):
+        joins: tuple[Join, ...] = (join_classic, beat_consumer, beat_share)
         world.broker.coordination.member_budget.bytes_max = 100
         codes = [(await join(client, f"g{number}")).error_code for number, join in enumerate(joins)]
         assert codes == [Code.COORDINATOR_NOT_AVAILABLE] * 3

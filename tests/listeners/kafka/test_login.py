@@ -17,12 +17,13 @@ from headrace.demo.kafka import KafkaClient
 from headrace.errors import AccessRefused
 from headrace.listeners.kafka import connection
 from headrace.listeners.kafka.auth import login
-from headrace.listeners.kafka.auth.login import TOKEN_BYTES_MAX
+from headrace.listeners.kafka.connection import TOKEN_BYTES_MAX
 from headrace.listeners.kafka.errors import Code
 from headrace.wire.kafka.apis import VERSIONS, Api
 from headrace.wire.kafka.schema import request_entity
 from tests.listeners.kafka.logins import MECHANISMS, PASSWORD, add, logged_in, token, try_login
-from tests.listeners.kafka.world import Client, Closed, World, batch, make, world_at, written
+from tests.listeners.kafka.world import Client, Closed, World, batch, make, world_at
+from tests.wire.kafka.test_schema_codec import written
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 WRONG = "Authentication failed: Invalid username or password"
@@ -60,7 +61,7 @@ def end_of(world: World) -> int:
 
 
 async def is_served(client: Client) -> bool:
-    return (await client.call(Api.METADATA, 9, topics=None)).topics[0].name == "t"
+    return bool((await client.call(Api.METADATA, 9, topics=None)).topics[0].name == "t")
 
 
 def users_shown(world: World) -> list[tuple[str, str]]:
@@ -379,7 +380,7 @@ async def test_a_failed_login_is_answered_late_without_delaying_others(
     world: World, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(login, "FAILURE_DELAY_S", 0.5)
-    late = held_timers(world, monkeypatch, login.FAILURE_DELAY_S)
+    late = held_timers(world, monkeypatch, 0.5)
     failing = asyncio.ensure_future(try_login(client, token("ann", "wrong")))
     while not late:
         await asyncio.sleep(0.001)

@@ -173,10 +173,10 @@ async def test_broker_apis_need_an_administrator(world: World, root: Client) -> 
         if code == CLUSTER_REFUSED:
             assert not REFUSALS & await ask(root, api), api
     for kind in (4, 8, 16):
-        fields = {"resources": [{"resource_type": kind, "resource_name": "1", "configs": []}]}
+        resource: dict[str, object] = {"resource_type": kind, "resource_name": "1", "configs": []}
         await allow(world, "ann", read=".*", write=".*", configure=".*")
         ann = await logged_in(world, "ann")
-        answer = await ann.call(Api.INCREMENTAL_ALTER_CONFIGS, 1, **fields)
+        answer = await ann.call(Api.INCREMENTAL_ALTER_CONFIGS, 1, resources=[resource])
         assert answer.responses[0].error_code == CLUSTER_REFUSED
     answer = await ann.call(
         Api.DESCRIBE_CONFIGS, 4, resources=[{"resource_type": 4, "resource_name": "1", "configuration_keys": None}]

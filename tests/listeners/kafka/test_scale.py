@@ -11,8 +11,9 @@ from kio.index import load_request_schema
 
 from headrace.listeners.kafka import request_pipeline
 from headrace.listeners.kafka.data import fetch
+from headrace.record.types import Buffer
 from headrace.wire.kafka.apis import Api
-from tests.listeners.kafka.world import batch, make, world_at
+from tests.listeners.kafka.world import batch, make, topic_at, world_at
 from tests.wire.kafka.test_schema_codec import written
 
 PARTITIONS = 1000
@@ -20,7 +21,7 @@ CONNECTIONS = 300
 LONG_POLLS = 1000
 
 
-def produce_body(topic: str, data: bytes) -> bytes:
+def produce_body(topic: str, data: Buffer) -> bytes:
     parts = [{"index": 0, "records": bytes(data)}]
     topics = [{"name": topic, "partition_data": parts}]
     return written(make(load_request_schema(Api.PRODUCE, 9), {"acks": -1, "timeout": 1000, "topic_data": topics}))
@@ -93,11 +94,17 @@ async def test_producers_share_the_memory_of_requests_that_wait_for_the_disk(
 
 
 async def test_spare_buffers_are_released_when_memory_is_short_or_they_are_unused(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (world, client):
         [spare] = [one for one in world.broker.pressure.holders if one.name == "kafka_buffers"]
-        for give_back in (lambda: spare.shed(1 << 30), lambda: (world.listener._trim(), world.listener._trim())):
+
+        def shed() -> None:
+            spare.shed(1 << 30)
+
+        def trim_twice() -> None:
+            world.listener._trim()
+            world.listener._trim()
+
+        for give_back in (shed, trim_twice):
             await client.produce("t", batch(b"x" * 900_000))
             assert spare.held_bytes() > 0, "kept for the next request"
             give_back()

@@ -93,7 +93,7 @@ async def is_let_in(client: Client, one: Login) -> bool:
         assert await client.is_closed()
         return False
     assert one.believes(answer.auth_bytes), "the client can verify the broker"
-    return (await client.call(Api.METADATA, 9, topics=None)).topics[0].name == "t"
+    return bool((await client.call(Api.METADATA, 9, topics=None)).topics[0].name == "t")
 
 
 async def test_the_example_of_rfc_7677() -> None:
@@ -239,7 +239,13 @@ async def test_scram_keys_are_exported_in_definitions_and_survive_a_restart(
     folder = tmp_path_factory.mktemp("other")
     async with world_at(folder) as other:
         short = {scram_keys.SHA512: exported[0]["scram"][scram_keys.SHA256]}
-        for wrong in ({"SCRAM-SHA-1": short[scram_keys.SHA512]}, {scram_keys.SHA256: {"salt": "x"}}, [], short):
+        wrongs: list[object] = [
+            {"SCRAM-SHA-1": short[scram_keys.SHA512]},
+            {scram_keys.SHA256: {"salt": "x"}},
+            [],
+            short,
+        ]
+        for wrong in wrongs:
             with pytest.raises(InvalidInput, match="SCRAM"):
                 await import_(other.broker, {"users": [{**exported[0], "scram": wrong}]})
         await import_(other.broker, {"users": exported})

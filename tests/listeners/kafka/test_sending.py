@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from headrace.listeners.kafka import sendfile as sending
 from headrace.listeners.kafka.sendfile import FileSending
-from headrace.log.read import file_range
+from headrace.log.disk.pread import is_cached
 from headrace.log.read.file_range import FileRange
 from headrace.record import codec
 from headrace.wire.kafka.apis import Api
@@ -36,7 +35,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
     probe = folder / "probe"
     probe.write_bytes(b"x" * 4096)
     with probe.open("rb") as file:
-        if not file_range.is_cached(file.fileno(), 0, 4096):
+        if not is_cached(file.fileno(), 0, 4096):
             pytest.skip("this system does not tell what the page cache holds (Linux from 6.5 on does)")
     async with world_at(folder / "data") as opened:
         await fill(opened)
@@ -62,7 +61,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(size)
         return really(out, file, position, size)
 
-    monkeypatch.setattr(sending.os, "sendfile", sendfile)
+    monkeypatch.setattr(os, "sendfile", sendfile)
     return sizes
 
 
@@ -243,7 +242,7 @@ async def test_a_later_range_that_left_the_page_cache_does_not_block_the_loop(
         positions.append(position)
         return really(out, file, position, size)
 
-    monkeypatch.setattr(sending.os, "sendfile", sendfile)
+    monkeypatch.setattr(os, "sendfile", sendfile)
     for number, records in enumerate(answers.values()):
         correlation_id, data = await client.answer()
         assert correlation_id == number and records in data
@@ -261,7 +260,7 @@ async def test_without_free_descriptors_the_connection_closes_instead_of_hanging
         return really(file)
 
     answers = expected(world)
-    monkeypatch.setattr(sending.os, "dup", dup)
+    monkeypatch.setattr(os, "dup", dup)
     await client.ask(*answers)
     with pytest.raises((EOFError, ConnectionError)):
         for _ in answers:
@@ -274,7 +273,7 @@ async def test_a_truncated_file_closes_only_its_own_connection(
     answers = expected(world)
     await client.ask(*answers)
     await until_stuck(world)
-    monkeypatch.setattr(sending.os, "sendfile", lambda *_: 0)
+    monkeypatch.setattr(os, "sendfile", lambda *_: 0)
     with pytest.raises((EOFError, ConnectionError)):
         for records in answers.values():
             assert records in (await client.answer())[1]

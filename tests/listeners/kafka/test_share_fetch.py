@@ -7,21 +7,20 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.streams.partition import Partition
+from headrace.broker.streams.partition import Partition, when_loaded
 from headrace.listeners.kafka import context
 from headrace.listeners.kafka.errors import Code
 from headrace.listeners.kafka.groups import share, share_sessions
 from headrace.record import codec
 from headrace.wire.kafka.apis import Api
 from tests.listeners.kafka.test_share_offsets import beat, take
-from tests.listeners.kafka.world import Client, Closed, World, batch, world_at
+from tests.listeners.kafka.world import Client, Closed, World, batch, topic_at, world_at
 
 
 async def test_records_that_arrive_during_a_disk_read_are_delivered_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0
-    when_loaded = share.when_loaded
 
     async def slowly(read: Callable[[], Any]) -> Any:
         nonlocal looks
@@ -145,8 +144,6 @@ async def test_a_waiting_fetch_of_a_disconnected_client_acquires_nothing(tmp_pat
 async def test_a_fetch_acquires_nothing_if_the_client_disconnects_during_a_disk_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    when_loaded = share.when_loaded
-
     async def slowly(read: Callable[[], Any]) -> Any:
         found = await when_loaded(read)
         if client in world.clients:
@@ -184,9 +181,7 @@ async def test_a_reconnected_member_keeps_its_records_when_its_old_connection_cl
 async def test_a_member_can_restart_its_session_at_the_session_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (world, client):
         await beat(client)
         await take(world, client)
         monkeypatch.setattr(share_sessions, "SESSIONS_MAX", 1)
@@ -273,9 +268,7 @@ async def test_acknowledgements_of_a_partition_are_applied_all_or_none(
 
 
 async def test_a_fetch_that_renews_locks_acquires_nothing(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (world, client):
         await beat(client)
         await client.produce("t", batch(b"a", b"b"))
         assert await take(world, client) == [(0, 1)]
@@ -316,9 +309,7 @@ async def test_a_member_that_left_the_group_can_still_acknowledge(tmp_path: Path
 
 
 async def test_only_batches_with_acquired_records_are_sent(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (world, client):
         await beat(client)
         sent = [batch(text * 100) for text in (b"a", b"b", b"c")]
         for one in sent:
@@ -337,9 +328,7 @@ async def test_only_batches_with_acquired_records_are_sent(tmp_path: Path) -> No
 async def test_only_the_first_batch_of_a_share_fetch_may_exceed_max_bytes(
     tmp_path: Path, bytes_max: int, batches: list[int]
 ) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t", 2)
-        client = await world.client()
+    async with topic_at(tmp_path, partitions=2) as (world, client):
         await beat(client)
         await client.produce("t", batch(b"the first answer is of one partition"), partition=1)
         assert await take_of(world, client, 2) == [1]

@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.listeners.kafka.errors import Code
 from headrace.wire.kafka.apis import Api
-from tests.listeners.kafka.world import Client, World, batch, world_at
+from tests.listeners.kafka.world import Client, World, batch, topic_at, world_at
 
 
 async def beat(client: Client, epoch: int = 0, member: str = "m") -> int:
@@ -48,9 +48,7 @@ async def alter(client: Client, offset: int, topic: str = "t") -> tuple[int, lis
 
 async def test_d3_a_share_group_misses_no_record_before_its_first_fetch(tmp_path: Path) -> None:
     """It starts at the end as of its join, not as of the broker's restart."""
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (world, client):
         await client.produce("t", batch(b"before"))
         await beat(client)
         await client.produce("t", batch(b"a", b"b", b"c"))
@@ -61,9 +59,7 @@ async def test_d3_a_share_group_misses_no_record_before_its_first_fetch(tmp_path
 
 
 async def test_share_group_offsets_are_described_altered_and_deleted(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t", 2)
-        client = await world.client()
+    async with topic_at(tmp_path, partitions=2) as (world, client):
         await client.produce("t", batch(*[b"x"] * 10))
         epoch = await beat(client)
         shown = await describe(client)
@@ -96,9 +92,7 @@ async def test_share_group_offsets_are_described_altered_and_deleted(tmp_path: P
 
 
 async def test_deleted_records_do_not_count_as_lag(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (_, client):
         await beat(client)
         await client.produce("t", batch(*[b"x"] * 10))
         asked = [{"name": "t", "partitions": [{"partition_index": 0, "offset": 7}]}]
@@ -109,9 +103,7 @@ async def test_deleted_records_do_not_count_as_lag(tmp_path: Path) -> None:
 
 
 async def test_missing_groups_are_not_found(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (_, client):
         assert (await describe(client, "nobody")).error_code == Code.GROUP_ID_NOT_FOUND
         gone = await client.call(Api.DELETE_SHARE_GROUP_OFFSETS, 0, group_id="s", topics=[])
         assert gone.error_code == Code.GROUP_ID_NOT_FOUND
@@ -119,9 +111,7 @@ async def test_missing_groups_are_not_found(tmp_path: Path) -> None:
 
 async def test_altering_offsets_creates_a_missing_share_group(tmp_path: Path) -> None:
     """kadm and Kafka's admin client set the start offsets of a group before a member has joined."""
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (world, client):
         await client.produce("t", batch(*[b"x"] * 10))
         assert (await alter(client, 4, "nowhere"))[1] == [Code.UNKNOWN_TOPIC_OR_PARTITION] * 2
         assert (await describe(client)).error_code == Code.GROUP_ID_NOT_FOUND, "it has no offset"
@@ -135,9 +125,7 @@ async def test_altering_offsets_creates_a_missing_share_group(tmp_path: Path) ->
 
 
 async def test_altering_offsets_of_another_kind_of_group_is_refused(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (_, client):
         joined = await client.call(
             Api.CONSUMER_GROUP_HEARTBEAT, 0, group_id="s", member_id="m", member_epoch=0, rebalance_timeout=60_000,
             subscribed_topic_names=["t"], topic_partitions=[],
@@ -160,9 +148,7 @@ async def test_deleting_offsets_of_an_unread_topic_is_refused(tmp_path: Path) ->
 
 
 async def test_a_share_group_is_deleted_with_its_state(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (world, client):
         await beat(client)
         await beat(client, -1)
         [result] = (await client.call(Api.DELETE_GROUPS, 2, groups_names=["s"])).results

@@ -9,7 +9,7 @@ import pytest
 from headrace.broker.streams.streams import Stream
 from headrace.listeners.kafka.errors import Code, UnknownTopicId
 from headrace.wire.kafka.apis import Api
-from tests.listeners.kafka.world import Client, World, world_at
+from tests.listeners.kafka.world import Client, World, topic_at, world_at
 
 
 def topic_id(world: World) -> bytes:
@@ -24,9 +24,7 @@ async def make_anew(world: World) -> bytes:
 
 async def test_deleting_a_topic_by_id_spares_its_successor(tmp_path: Path) -> None:
     """Two requests delete the first topic; the second one waited behind a request that created it again."""
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (world, client):
         first = topic_id(world)
         async with world.broker.streams._changing:  # later requests wait in this order
             gone = asyncio.ensure_future(world.broker.streams.delete("t"))
@@ -56,9 +54,7 @@ async def consumer_beat(client: Client, epoch: int, **fields: Any) -> Any:
 async def test_a_consumer_group_member_learns_of_a_recreated_topic(
     tmp_path: Path,
 ) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (world, client):
         joined = await consumer_beat(
             client, 0, subscribed_topic_names=["t"], rebalance_timeout=30_000, topic_partitions=[]
         )
@@ -77,9 +73,7 @@ async def test_a_consumer_group_member_learns_of_a_recreated_topic(
 
 
 async def test_a_share_group_member_learns_of_a_recreated_topic(tmp_path: Path) -> None:
-    async with world_at(tmp_path) as world:
-        await world.topic("t")
-        client = await world.client()
+    async with topic_at(tmp_path) as (world, client):
         names: dict[str, Any] = {"group_id": "s", "member_id": "m"}
         joined = await client.call(Api.SHARE_GROUP_HEARTBEAT, 1, member_epoch=0, subscribed_topic_names=["t"], **names)
         again = await make_anew(world)

@@ -17,6 +17,7 @@ from headrace.config import Address, Config
 from headrace.listeners.kafka import listener as kafka_listener
 from headrace.log.settings import LogSettings
 from headrace.record import codec as records
+from headrace.record.types import Buffer
 from headrace.wire.kafka.apis import Api, has_header_tags, is_flexible
 from headrace.wire.kafka.codec import decode
 from headrace.wire.kafka.schema import default_of, request_entity, response_struct, shape_of
@@ -63,6 +64,14 @@ async def world_at(folder: Path, **settings: Any) -> AsyncIterator[World]:
             client.close()
         await listener.close()
         await broker.close()
+
+
+@contextlib.asynccontextmanager
+async def topic_at(folder: Path, *, partitions: int = 1, **settings: Any) -> AsyncIterator[tuple[World, "Client"]]:
+    """A new broker with topic "t", and a client of it. `world_at` opens the same folder again."""
+    async with world_at(folder, **settings) as world:
+        await world.topic("t", partitions)
+        yield world, await world.client()
 
 
 class Client:
@@ -118,7 +127,7 @@ class Client:
         return decode(response_struct(api, version), data, 4 + has_header_tags(api, version))
 
     async def produce(
-        self, topic: str, data: bytes, *, acks: int = -1, partition: int = 0, of: str | None = None
+        self, topic: str, data: Buffer, *, acks: int = -1, partition: int = 0, of: str | None = None
     ) -> SimpleNamespace:
         """`of` is the transactional id, which transactional batches need."""
         answer = await self.call(

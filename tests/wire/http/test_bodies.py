@@ -2,6 +2,7 @@
 
 import gzip
 import zlib
+from collections.abc import Callable
 
 import cramjam
 import pytest
@@ -33,7 +34,7 @@ def test_a_body_that_decompresses_past_the_limit_is_refused(encoding: str) -> No
 
 @pytest.mark.parametrize("encoding", COMPRESSED)
 @pytest.mark.parametrize("spoil", [lambda data: b"", lambda data: data[:-5], lambda data: b"x" + data])
-def test_a_corrupt_body_is_refused(encoding: str, spoil) -> None:  # type: ignore[no-untyped-def]
+def test_a_corrupt_body_is_refused(encoding: str, spoil: Callable[[bytes], bytes]) -> None:
     with pytest.raises(InvalidInput):
         decompress(spoil(COMPRESSED[encoding]), encoding, 1 << 20)
 

@@ -148,7 +148,9 @@ HEADERS = st.lists(st.tuples(st.text(max_size=5), BYTES), max_size=4).map(tuple)
 
 
 @given(key=BYTES, value=BYTES, headers=HEADERS, binary=st.booleans())
-def test_every_message_survives_a_round_trip(key, value, headers, binary) -> None:  # type: ignore[no-untyped-def]
+def test_every_message_survives_a_round_trip(
+    key: bytes | None, value: bytes | None, headers: tuple[tuple[str, bytes | None], ...], binary: bool
+) -> None:
     record = Record(5, 1_700_000_000_000, key, value, headers)
     shown = render(1, record, binary=binary)
     assert one(json.dumps(shown).encode()) == Draft(key, value, headers, 1, record.timestamp)
@@ -173,7 +175,7 @@ JSON_VALUES = st.recursive(
 
 
 @given(JSON_VALUES)
-def test_valid_json_parses_like_the_standard_library(value) -> None:  # type: ignore[no-untyped-def]
+def test_valid_json_parses_like_the_standard_library(value: object) -> None:
     text = json.dumps(value).encode()
     assert strict_json.loads(text) == json.loads(text)
     stored = one(b'{"value":' + text + b"}").value

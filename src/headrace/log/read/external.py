@@ -23,7 +23,7 @@ from headrace.log.tier.sources import Archives
 from headrace.record import codec
 from headrace.record.codec import is_commit
 from headrace.record.layout import HEADER_BYTES, MAX_OFFSET, PREFIX_BYTES
-from headrace.record.types import BatchInfo, Slice
+from headrace.record.types import BatchInfo, Buffer, Slice
 
 SCAN_BYTES = 1 << 20
 ARCHIVED_MAX = 4096
@@ -361,7 +361,7 @@ class SliceFile:
         self._least = declared
 
 
-def aborted_ranges(batches: Iterable[tuple[memoryview | bytes, BatchInfo]], end: int) -> list[tuple[int, int, int]]:
+def aborted_ranges(batches: Iterable[tuple[Buffer, BatchInfo]], end: int) -> list[tuple[int, int, int]]:
     """(producer id, first offset, last offset) of aborted transactions with batches before `end`.
 
     Reads past `end`, which is a stable end, until the marker of every transaction seen before it was found.

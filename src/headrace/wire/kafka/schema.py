@@ -66,11 +66,11 @@ def response_struct(api_key: int, version: int) -> Struct:
     return compile_struct(response_entity(api_key, version), response_entity(api_key, newest(api_key)))
 
 
-def request_entity(api_key: int, version: int) -> type:
+def request_entity(api_key: int, version: int) -> type[Any]:
     return _entity(_kio().request, api_key, version)
 
 
-def response_entity(api_key: int, version: int) -> type:
+def response_entity(api_key: int, version: int) -> type[Any]:
     return _entity(_kio().response, api_key, version)
 
 
