@@ -87,7 +87,7 @@ async def test_each_rejection_has_a_type_of_its_own(tmp_path: Path, data: bytear
         assert stream.partitions[0].end_offset == 0
 
 
-def test_validation_tells_a_wrong_checksum_and_a_missing_key_apart_by_type() -> None:
+def test_a_wrong_checksum_and_a_missing_key_are_different_error_types() -> None:
     data = batch()
     data[CRC_AT] ^= 1
     with pytest.raises(ChecksumMismatch):

@@ -28,7 +28,7 @@ def names(found: list[Consumer]) -> str:
     return "".join(cast(Asked, consumer).name for consumer in found)
 
 
-def test_consumers_take_turns_in_the_order_they_were_added() -> None:
+def test_consumers_are_served_round_robin_in_the_order_they_were_added() -> None:
     consumers = of(*map(Asked, "abc"))
     seen = ""
     for _ in range(7):

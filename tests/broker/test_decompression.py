@@ -43,10 +43,10 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
 
 
 @pytest.fixture
-async def folded(broker: Broker) -> Partition:
-    """20 MB of one letter in a few kilobytes, which one read returns at once; the last message has another, too."""
-    await broker.streams.create("folded")
-    partition = broker.streams.get("folded").partitions[0]
+async def compressed(broker: Broker) -> Partition:
+    """20 MB of one letter, compressed to a few kilobytes; a single read returns it. The last message also has a z."""
+    await broker.streams.create("compressed")
+    partition = broker.streams.get("compressed").partitions[0]
     for batch in range(BATCHES):
         values = [b"a" * SIZE] * MESSAGES
         if batch == BATCHES - 1:
@@ -57,8 +57,8 @@ async def folded(broker: Broker) -> Partition:
 
 
 @pytest.fixture
-def unfolded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of values that were decoded, one number for each time."""
+def decoded_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of value bytes that each call decoded."""
     sizes: list[int] = []
     decode = codec.records
 
@@ -72,50 +72,52 @@ def unfolded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 async def test_reading_decompresses_about_as_much_as_a_page_takes(
-    broker: Broker, folded: Partition, unfolded: list[int]
+    broker: Broker, compressed: Partition, decoded_bytes: list[int]
 ) -> None:
-    stream = broker.streams.get("folded")
+    stream = broker.streams.get("compressed")
     seen, offset = 0, 0
-    while offset < folded.end_offset:
-        unfolded.clear()
-        page = await broker.read(stream, folded, offset, limit=10_000, bytes_max=int(1.5 * BATCH_BYTES))
+    while offset < compressed.end_offset:
+        decoded_bytes.clear()
+        page = await broker.read(stream, compressed, offset, limit=10_000, bytes_max=int(1.5 * BATCH_BYTES))
         assert [record.offset for record in page.records] == list(range(offset, page.next_offset))
-        assert sum(unfolded) <= 3 * BATCH_BYTES
+        assert sum(decoded_bytes) <= 3 * BATCH_BYTES
         seen += len(page.records)
         offset = page.next_offset
     assert seen == BATCHES * MESSAGES
 
 
-async def test_a_page_that_ends_with_a_batch_continues_after_it(broker: Broker, folded: Partition) -> None:
-    stream = broker.streams.get("folded")
-    page = await broker.read(stream, folded, 0, limit=10_000, bytes_max=MESSAGES * (SIZE + 64))
+async def test_a_page_that_ends_with_a_batch_continues_after_it(broker: Broker, compressed: Partition) -> None:
+    stream = broker.streams.get("compressed")
+    page = await broker.read(stream, compressed, 0, limit=10_000, bytes_max=MESSAGES * (SIZE + 64))
     assert (len(page.records), page.next_offset) == (MESSAGES, MESSAGES)
-    page = await broker.read(stream, folded, 0, limit=MESSAGES, bytes_max=100 * BATCH_BYTES)
+    page = await broker.read(stream, compressed, 0, limit=MESSAGES, bytes_max=100 * BATCH_BYTES)
     assert (len(page.records), page.next_offset) == (MESSAGES, MESSAGES)
 
 
-async def test_browsing_decompresses_about_as_much_as_a_page_takes(folded: Partition, unfolded: list[int]) -> None:
-    found = await browse(folded, 0, limit=500, bytes_max=BATCH_BYTES + 1, decompressed_bytes_max=128 << 20)
+async def test_browsing_decompresses_about_as_much_as_a_page_takes(
+    compressed: Partition, decoded_bytes: list[int]
+) -> None:
+    found = await browse(compressed, 0, limit=500, bytes_max=BATCH_BYTES + 1, decompressed_bytes_max=128 << 20)
     assert (len(found.records), found.next_offset) == (MESSAGES + 1, MESSAGES + 1)
-    assert sum(unfolded) == 2 * BATCH_BYTES
+    assert sum(decoded_bytes) == 2 * BATCH_BYTES
 
 
 async def test_a_search_ends_its_page_after_many_bytes_and_can_continue(
-    folded: Partition, unfolded: list[int], monkeypatch: pytest.MonkeyPatch
+    compressed: Partition, decoded_bytes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(browsing, "SCAN_BYTES_MAX", 2 * BATCH_BYTES)
     offset, found, pages = 0, [], 0
-    while offset < folded.end_offset:
-        unfolded.clear()
+    while offset < compressed.end_offset:
+        decoded_bytes.clear()
         page = await browse(
-            folded,
+            compressed,
             offset,
             limit=500,
             bytes_max=BATCH_BYTES,
             decompressed_bytes_max=128 << 20,
             wanted=contains("z"),
         )
-        assert page.next_offset > offset and sum(unfolded) <= 3 * BATCH_BYTES
+        assert page.next_offset > offset and sum(decoded_bytes) <= 3 * BATCH_BYTES
         offset, pages = page.next_offset, pages + 1
         found += page.records
     assert [record.offset for record in found] == [BATCHES * MESSAGES - 1]
@@ -123,8 +125,8 @@ async def test_a_search_ends_its_page_after_many_bytes_and_can_continue(
 
 
 @pytest.fixture
-def times_unfolded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the compressed batches, one number for each time that one was unfolded."""
+def decompressions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The compressed size of each batch that was decompressed."""
     sizes: list[int] = []
 
     def counted(codec: int, data: memoryview, limit_bytes: int) -> bytes:
@@ -137,7 +139,7 @@ def times_unfolded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 class Prefetching:
-    """A consumer with a credit of one, as far as a queue knows it: everything is settled at once."""
+    """A consumer with a prefetch of one that settles everything at once, as a queue sees it."""
 
     no_ack, exclusive, priority = True, False, 0
 
@@ -148,7 +150,7 @@ class Prefetching:
         return 1
 
     def deliver(self, view: View, data: Any, start: int, *_: Any) -> Any:
-        # As for every record that AMQP did not write.
+        # As for every record that no AMQP client wrote.
         return SimpleNamespace(next_offset=start, count=0, body_bytes=0, needs_message=True, gaps=())
 
     def deliver_message(self, view: View, offset: int, message: Message, redelivered: bool) -> None:
@@ -157,9 +159,9 @@ class Prefetching:
 
 @pytest.mark.parametrize("how", ["basic.get", "a consumer", "a consumer of a stream"])
 async def test_a_compressed_batch_in_a_queue_is_decompressed_once_for_all_its_messages(
-    broker: Broker, times_unfolded: list[int], unfolded: list[int], how: str
+    broker: Broker, decompressions: list[int], decoded_bytes: list[int], how: str
 ) -> None:
-    """One by one, each of them cost as much as the whole batch."""
+    """Each message cost as much as decompressing the whole batch."""
     kind = "stream" if "stream" in how else "classic"
     queue = await declare(broker.vhosts.get("/"), "q", x_queue_type=kind)
     partition = broker.streams.get("q").partitions[0]
@@ -167,7 +169,7 @@ async def test_a_compressed_batch_in_a_queue_is_decompressed_once_for_all_its_me
     for half in (sent[:MANY], sent[MANY:]):
         records = [(None, value, (), 1) for value in half]
         await partition.append(codec.build(records, codec=ZSTD, timestamp_ms=1))
-    del times_unfolded[:], unfolded[:]
+    del decompressions[:], decoded_bytes[:]
     if how == "basic.get":
         assert bodies(queue) == sent
     else:
@@ -177,8 +179,8 @@ async def test_a_compressed_batch_in_a_queue_is_decompressed_once_for_all_its_me
         queue.add_consumer(cast(Consumer, consumer))
         await until(lambda: len(consumer.got) == len(sent))
         assert consumer.got == sent
-    assert len(times_unfolded) < (40 if kind == "stream" else 3), "about once for each batch"
-    assert len(unfolded) < len(sent) / 50, "walks through a batch"
+    assert len(decompressions) < (40 if kind == "stream" else 3), "about once for each batch"
+    assert len(decoded_bytes) < len(sent) / 50, "passes over a batch"
 
 
 async def test_a_batch_too_large_to_be_cached_decompressed_is_still_read(
@@ -195,28 +197,28 @@ async def test_a_batch_too_large_to_be_cached_decompressed_is_still_read(
 async def test_a_search_by_time_decompresses_only_the_batch_it_ends_in(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A megabyte that is read at once may unfold to gigabytes, and each look decoded all of it."""
+    """A megabyte may decompress to gigabytes, and each search decoded all of it."""
     await broker.streams.create("timed")
     partition = broker.streams.get("timed").partitions[0]
     for number in range(10):
         times = (10 * number, 10 * number + 5)
         messages = [(b"", b"a" * 1000, (), at) for at in times]
         await partition.append(codec.build(messages, codec=ZSTD, timestamp_ms=times[0]))
-    unfolded: list[int] = []
+    decoded_bytes: list[int] = []
 
     def counted(*args: Any) -> bytes:
-        unfolded.append(1)
+        decoded_bytes.append(1)
         return decompress(*args)
 
     monkeypatch.setattr(payload, "decompress", counted)
     for timestamp, wanted in ((0, (0, 0)), (1, (1, 5)), (55, (11, 55)), (56, (12, 60)), (95, (19, 95)), (96, None)):
-        unfolded.clear()
+        decoded_bytes.clear()
         assert partition.log.offset_for_timestamp_now(timestamp) == wanted
-        assert len(unfolded) == (wanted is not None)
+        assert len(decoded_bytes) == (wanted is not None)
 
 
 class Held(bytes):
-    """What was read, and how much of it somebody still has."""
+    """Bytes that were read, with the total size of those still referenced."""
 
     alive_bytes = 0
 
@@ -233,7 +235,7 @@ async def test_of_many_searches_by_time_that_wait_for_the_thread_only_the_runnin
     looks, size = 20, 100_000
     stream = await broker.streams.create("timed", looks)
     for partition in stream.partitions:
-        values = os.urandom(size), bytes(2 << 20)  # little of it can be folded, and it unfolds to much
+        values = os.urandom(size), bytes(2 << 20)  # mostly incompressible, and large when decompressed
         await partition.append(codec.build([(None, value, (), 5) for value in values], codec=ZSTD, timestamp_ms=5))
     has_begun, goes_on = threading.Event(), threading.Event()
 

@@ -29,7 +29,7 @@ def topic_oracle(pattern: str, key: str) -> bool:
 
 
 @given(st.lists(patterns, max_size=6), keys)
-def test_topic_patterns_match_as_their_definition_says(given_patterns: list[str], key: str) -> None:
+def test_topic_patterns_match_as_specified(given_patterns: list[str], key: str) -> None:
     trie: TopicTrie[int] = TopicTrie()
     for number, pattern in enumerate(given_patterns):
         trie.add(pattern, number)

@@ -32,7 +32,7 @@ def test_any_bytes_are_a_key(store: KeyStore) -> None:
     assert [store.find(LOG, key) for key in keys] == list(range(len(keys)))
 
 
-def test_it_is_there_again_after_a_clean_stop(tmp_path: Path) -> None:
+def test_the_key_index_is_reused_after_a_clean_stop(tmp_path: Path) -> None:
     for start in range(0, 3000, 1000):
         store = KeyStore(str(tmp_path / "keys"))
         assert store.end(LOG) == start
