@@ -167,7 +167,7 @@ def broker_without_changes(tmp_path: Path) -> Iterator[KafkaBroker]:
 
 
 @pytest.mark.timeout(360)
-def test_a_classic_group_stays_one_where_the_broker_is_told_so(
+def test_a_classic_group_is_not_upgraded_if_the_broker_forbids_it(
     broker_without_changes: KafkaBroker, name: Name, closing: list[Consumer]
 ) -> None:
     broker = broker_without_changes
