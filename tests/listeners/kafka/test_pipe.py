@@ -204,7 +204,7 @@ async def test_requests_not_started_before_a_disconnect_never_start(world: World
     with connected(world) as (connection, wire):
         arrive(connection, b"".join(request(n, body=bytes(1000)) for n in range(200)))
         assert world.listener.pipelines.heavy == heavy + 1
-        begun[0].answer([b"ready, but nobody is there"])
+        begun[0].answer([b"ready, but the client is gone"])
     assert world.listener.pipelines.heavy == heavy
     begun[1].answer([b"too late"])
     await turn()
