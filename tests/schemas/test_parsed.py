@@ -17,7 +17,7 @@ def test_those_asked_for_last_are_kept_up_to_the_bound() -> None:
     assert [parsed.get(key) for key in keys] == [schemas[0], None, schemas[2], schemas[3]]
 
 
-def test_one_that_is_larger_than_the_bound_drives_nobody_out() -> None:
+def test_a_schema_larger_than_the_cache_evicts_no_other() -> None:
     parsed = Parsed(CHARS_MIN + 10)
     small, large = Parsed.key("AVRO", "x", {}), Parsed.key("AVRO", "x" * 11, {})
     for key in (small, large):
