@@ -70,7 +70,7 @@ def test_offsets_are_dense_in_the_order_of_arrival(bench: Bench) -> None:
     log = shard.log(1)
     tickets = [log.append(batch([b"a"] * n)) for n in (3, 1, 5)]
     assert [ticket.done for ticket in tickets] == [False] * 3
-    assert log.visible_end == 0, "nobody sees what is not durable"
+    assert log.visible_end == 0, "records that are not durable are not visible"
     shard.pump()
     assert [(ticket.base_offset, ticket.next_offset) for ticket in tickets] == [(0, 3), (3, 4), (4, 9)]
     shard.close()
@@ -230,7 +230,7 @@ def test_the_next_journal_file_is_made_before_a_round_needs_it(tmp_path: Path) -
     shard.close()
 
 
-def test_making_a_journal_file_ahead_without_room_is_no_failure(tmp_path: Path) -> None:
+def test_preallocating_a_journal_file_on_a_full_disk_is_not_a_failure(tmp_path: Path) -> None:
     disk = NoRoomForJournals()
     bench = Bench(tmp_path, disk)
     shard = bench.open()
@@ -401,7 +401,7 @@ def test_units_of_a_deleted_log_are_subtracted_once_even_if_the_round_fails_at_o
     drained: list[bool] = []
     shard.on_drain(lambda: drained.append(True))
     shard.pump()
-    assert drained == [True], "nobody is held back for what is waited for no more"
+    assert drained == [True], "no caller waits for a cancelled request"
 
 
 @pytest.mark.parametrize("refused", [False, True])

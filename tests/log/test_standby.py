@@ -456,7 +456,7 @@ def test_unsynced_writes_wait_for_standbys_too(pair: Pair) -> None:
     pair.disk.close(file)
     told: list[bool] = []
     confirms.then(lambda: told.append(True))
-    assert not told, "nobody listens, and somebody is to"
+    assert not told, "confirms must wait for a standby, and none is attached"
 
 
 def test_a_forked_child_can_close_the_folder_lock_whatever_other_threads_held(tmp_path: Path) -> None:
