@@ -53,7 +53,7 @@ def test_tags_agree_with_a_dictionary(changes: list[tuple[str, int, bool]]) -> N
     assert sorted(folded) == sorted(acked)
 
 
-def test_acks_of_consumers_that_take_turns_fold_into_one_range_each() -> None:
+def test_interleaved_acks_of_several_consumers_merge_into_one_range_each() -> None:
     ring = TagRing()
     left, right = ring.add_source(), ring.add_source()
     for offset in range(100):
