@@ -63,7 +63,7 @@ def test_no_test_walks_the_folder_of_a_running_broker_with_pathlib() -> None:
     assert found == []
 
 
-def test_a_folder_that_goes_while_it_is_listed_is_just_not_there(
+def test_a_folder_that_is_removed_while_it_is_listed_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """tests/interop/kafka/test_tier.py failed in one run of many, where the broker deleted the folder it looked at."""

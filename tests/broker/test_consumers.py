@@ -39,7 +39,7 @@ def test_consumers_are_served_round_robin_in_the_order_they_were_added() -> None
     assert names(consumers.in_turn(10)) == "bca"
 
 
-def test_for_one_message_not_all_consumers_are_asked() -> None:
+def test_delivering_a_message_does_not_check_all_consumers() -> None:
     everyone = [Asked(str(number)) for number in range(100)]
     consumers = of(*everyone)
     for _ in range(100):

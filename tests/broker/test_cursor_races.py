@@ -51,7 +51,7 @@ async def test_a_cursor_that_is_moved_while_a_topic_is_deleted_does_not_go_back(
     await broker.close()
 
 
-async def test_a_cursor_that_is_pinned_while_retention_is_under_way_finds_its_records(tmp_path: Path) -> None:
+async def test_a_cursor_pinned_during_retention_keeps_its_records(tmp_path: Path) -> None:
     clock = ManualClock()
     broker = await _open(tmp_path, clock)
     stream = await broker.streams.create("t", config={"segment_size": 1024, "retention_bytes": 0})

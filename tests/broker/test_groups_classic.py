@@ -89,7 +89,7 @@ def test_a_member_that_stops_beating_is_removed_and_the_rest_rebalance(world: Wo
     assert [member_id for member_id, _, _ in again.members] == [first.member_id]
 
 
-def test_a_member_that_does_not_join_in_time_is_left_behind(world: World) -> None:
+def test_a_member_that_does_not_join_in_time_is_removed(world: World) -> None:
     first, second = world.stable("g", 2)
     again = world.join("g", first.member_id, protocols=(("range", b"changed"),))
     group = world.groups.known_classic("g")
@@ -249,7 +249,7 @@ def assign(world: World, leader: Joined) -> None:
     world.sync("g", leader, {member_id: str(name).encode() for member_id, name, _ in leader.members})
 
 
-def test_a_static_leader_that_joins_again_begins_a_rebalance(world: World) -> None:
+def test_a_static_leader_that_rejoins_starts_a_rebalance(world: World) -> None:
     """Its topics got more partitions. Its metadata did not change, and the new partitions were not assigned."""
     leader, _ = static_pair(world)
     assign(world, leader)
@@ -272,7 +272,7 @@ def test_a_static_member_that_restarts_with_other_metadata_keeps_its_place(world
     assert world.groups.known_classic("g").members[again.member_id].protocols == (("range", b"other"),)
 
 
-def test_a_static_member_that_restarts_with_another_favourite_protocol_begins_a_rebalance(world: World) -> None:
+def test_a_static_member_that_restarts_with_another_preferred_protocol_starts_a_rebalance(world: World) -> None:
     both = (("range", b"r"), ("roundrobin", b"rr"))
     leader, _ = static_pair(world, both)
     assert leader.protocol == "range"
@@ -286,9 +286,7 @@ def test_a_static_member_that_restarts_with_another_favourite_protocol_begins_a_
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
-def test_a_static_member_that_restarts_before_it_is_assigned_anything_begins_a_rebalance(
-    world: World, name: str
-) -> None:
+def test_a_static_member_that_restarts_before_its_assignment_starts_a_rebalance(world: World, name: str) -> None:
     """The leader assigns to its old id; it was left with nothing, in a group that called itself stable."""
     pair = dict(zip(("one", "two"), static_pair(world), strict=True))
     del pair[name]

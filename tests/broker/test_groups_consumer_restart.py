@@ -224,7 +224,7 @@ def test_a_group_that_becomes_a_classic_one_leaves_nothing(world: World) -> None
 
 @pytest.mark.parametrize("damage", [b"", b"\xc1", b"\x93\x01\x01\xa1x", None])
 @pytest.mark.parametrize("table", TABLES)
-def test_a_group_that_can_not_be_read_begins_anew(world: World, table: str, damage: bytes | None) -> None:
+def test_a_group_with_unreadable_state_starts_empty(world: World, table: str, damage: bytes | None) -> None:
     group = world.groups.consumer("g")
     settle(Client(group, "a"), Client(group, "b"))
     key = next(iter(world.journal.tables[table]))

@@ -72,7 +72,7 @@ def test_classic_members_that_were_kept_are_a_classic_group_once_that_is_allowed
     assert len(pair[0].owned) == PARTITIONS
 
 
-def test_each_way_is_open_by_itself() -> None:
+def test_the_migration_policy_allows_each_direction_separately() -> None:
     for policy, (up, down) in {
         "bidirectional": (True, True), "upgrade": (True, False), "downgrade": (False, True), "disabled": (False, False),
     }.items():  # fmt: skip

@@ -264,7 +264,7 @@ def test_a_sync_after_a_change_of_the_group_is_answered_with_rejoin(world: World
     assert isinstance(refused_sync(world, pair[0]), RebalanceInProgress)
 
 
-def test_a_member_of_the_new_protocol_does_not_speak_the_classic_one(world: World) -> None:
+def test_a_consumer_protocol_member_may_not_use_classic_requests(world: World) -> None:
     _, new = mixed(world)
     with pytest.raises(UnknownMember):
         world.groups.known_classic(GROUP).heartbeat(new.member_id, None, new.epoch)
@@ -293,7 +293,7 @@ def test_a_classic_member_that_does_not_fit_is_refused(
     assert len(group_of(world).members) == 3
 
 
-def test_a_classic_member_is_gone_when_its_own_session_is_over(world: World) -> None:
+def test_a_classic_member_is_removed_after_its_own_session_timeout(world: World) -> None:
     pair = classic_pair(world, session_timeout_ms=20_000)
     new = NewClient(world, "n")
     settle(*pair, new)

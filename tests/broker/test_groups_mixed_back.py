@@ -101,7 +101,7 @@ def test_a_sync_after_a_downgrade_is_answered_with_rejoin(world: World) -> None:
     assert isinstance(refused_sync(world, one), RebalanceInProgress)
 
 
-def test_a_member_left_behind_that_does_not_join_again_is_removed(world: World) -> None:
+def test_after_a_downgrade_a_member_that_does_not_rejoin_is_removed(world: World) -> None:
     pair, new = mixed(world)
     new.stop()
     pair[0].step()

@@ -60,7 +60,7 @@ def test_a_consumer_without_a_subscription_may_commit_while_the_group_is_empty()
         world.groups.check_commit("g", "", None, -1)
 
 
-def test_a_member_of_a_group_that_is_gone_may_not_commit() -> None:
+def test_a_member_of_a_deleted_group_may_not_commit() -> None:
     with pytest.raises(IllegalGeneration):
         World().groups.check_commit("g", "member", None, 3)
 

@@ -166,7 +166,7 @@ async def test_records_are_compacted_once_they_are_old_enough(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("percent", [90, 5])
-async def test_compaction_begins_when_enough_is_new(tmp_path: Path, percent: int) -> None:
+async def test_compaction_starts_when_enough_data_is_new(tmp_path: Path, percent: int) -> None:
     stream = StreamSettings(segment_size=2048, cleanup_policy="compact", compaction_dirty_percent=percent)
     broker = await opened(tmp_path, stream)
     topic = await broker.streams.create("a")
@@ -185,7 +185,7 @@ async def test_compaction_begins_when_enough_is_new(tmp_path: Path, percent: int
     await broker.close()
 
 
-async def test_a_record_that_waits_too_long_for_compaction_has_it_begin(tmp_path: Path) -> None:
+async def test_a_record_that_waits_too_long_starts_a_compaction(tmp_path: Path) -> None:
     """The topic's max.compaction.lag.ms was taken and had no effect."""
     clock = ManualClock()
     stream = StreamSettings(

@@ -61,7 +61,7 @@ def test_many_entries_go_in_several_writes_each_with_its_end(store: KeyStore, mo
     assert ends == [ENTRIES_MAX, 2 * ENTRIES_MAX, 5000]
 
 
-def test_entries_of_records_that_are_gone_are_forgotten(store: KeyStore) -> None:
+def test_index_entries_of_removed_records_are_removed(store: KeyStore) -> None:
     store.put(LOG, [(b"%05d" % number, number) for number in range(3000)], 3000)
     store.put(NEXT, [(b"x", 1)], 2)
     assert store.forget(LOG, 2500) == 2500

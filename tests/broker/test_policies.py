@@ -110,7 +110,7 @@ def test_every_bound_that_is_compared_is_a_field() -> None:
     assert set(TIGHTEST) <= set(QueueArguments.__struct_fields__)
 
 
-def test_a_stored_pattern_that_is_no_longer_taken_fits_nothing_and_is_named(
+def test_a_stored_pattern_that_is_no_longer_valid_matches_nothing_and_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An earlier version took possessive repeats. The broker starts all the same, and says which policy it is."""

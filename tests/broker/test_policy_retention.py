@@ -36,7 +36,7 @@ async def declare(broker: Broker, name: str, **arguments: object) -> None:
     )  # fmt: skip
 
 
-async def test_a_stream_that_is_configured_anew_keeps_the_bound_of_its_policy(broker: Broker) -> None:
+async def test_a_reconfigured_stream_keeps_the_limit_of_its_policy(broker: Broker) -> None:
     await declare(broker, "bounded")
     await bound(broker, max_age="1D", max_length_bytes=1000)
     assert in_force(broker, "bounded") == {(DAY_MS, 1000)}

@@ -196,7 +196,7 @@ async def test_an_idle_broker_checks_its_memory_once_a_second() -> None:
     await world.pressure.close()
 
 
-async def test_the_largest_holders_are_asked_first_and_only_as_much_as_is_needed() -> None:
+async def test_the_largest_memory_holders_are_asked_first_and_only_for_what_is_needed() -> None:
     world = World()
     small, large, middle = (world.holder(n, held * MB) for n, held in (("s", 50), ("l", 90), ("m", 60)))
     world.memory.rss = 900 * MB

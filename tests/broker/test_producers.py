@@ -346,7 +346,7 @@ def test_a_damaged_batch_after_the_snapshot_stops_its_log_and_no_other(tmp_path:
     bench.shard.close()
 
 
-def test_an_aborted_transaction_is_forgotten_before_its_marker_goes(
+def test_an_aborted_transaction_is_forgotten_before_its_marker_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Told of it without its marker, a client would take all that its producer sends for aborted."""

@@ -100,7 +100,7 @@ async def test_the_rewritten_queue_is_the_same_after_a_restart(open_broker: Call
     await again.close()
 
 
-async def test_history_that_was_asked_for_stays(broker: Broker) -> None:
+async def test_requested_history_is_kept(broker: Broker) -> None:
     queue = await queue_of(broker, 300, x_retain_ms=3_600_000)
     before = queue.view.log.size_bytes
     settle_all_but(queue, set())

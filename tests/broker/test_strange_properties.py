@@ -71,7 +71,7 @@ async def mortal(broker: Broker, **arguments: Any) -> tuple[Queue, Queue]:
 
 
 @every_kind
-async def test_it_expires(broker: Broker, headers: Headers) -> None:
+async def test_malformed_properties_do_not_prevent_expiration(broker: Broker, headers: Headers) -> None:
     queue, dead = await mortal(broker, x_message_ttl=500)
     await fill(queue, headers)
     pass_time(broker)
@@ -120,7 +120,7 @@ async def test_malformed_properties_do_not_prevent_a_requeue_with_its_delivery_c
 
 
 @every_kind
-async def test_it_is_replayed_with_the_others(broker: Broker, headers: Headers) -> None:
+async def test_malformed_properties_do_not_prevent_a_replay(broker: Broker, headers: Headers) -> None:
     queue, dead = await mortal(broker)
     await fill(dead, headers)
     assert (await broker.dead_letters.summary(dead))[1] == 2

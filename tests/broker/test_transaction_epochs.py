@@ -202,7 +202,7 @@ async def test_every_end_increases_the_epoch_and_a_retry_gets_the_same_answer(tm
         assert await end(broker, following) == next_of(following)
 
 
-async def test_a_batch_that_comes_after_the_end_of_its_transaction_is_not_in_the_next(tmp_path: Path) -> None:
+async def test_a_late_batch_of_an_ended_transaction_does_not_join_the_next_one(tmp_path: Path) -> None:
     async with opened(tmp_path) as broker:
         producer = await begin(broker)
         following = await end(broker, producer)

@@ -176,7 +176,7 @@ async def test_an_abort_during_the_timeout_is_answered_when_it_is_durable(tmp_pa
         assert transactions.get("x").state == ONGOING
 
 
-async def test_a_change_that_comes_first_does_not_end_the_time_out_of_a_transaction(tmp_path: Path) -> None:
+async def test_a_concurrent_change_does_not_cancel_the_timeout_of_a_transaction(tmp_path: Path) -> None:
     async with opened(tmp_path) as broker:
         transactions = broker.coordination.transactions
         pid, epoch = await transactions.begin_producer("x", 60_000)

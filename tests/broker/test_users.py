@@ -121,7 +121,7 @@ async def test_removing_a_user_removes_its_permissions_and_notifies_listeners(re
         await users.remove_user("bob")
 
 
-async def test_a_vhost_that_goes_takes_the_rights_in_it(reopen: Callable[[], Users]) -> None:
+async def test_deleting_a_vhost_removes_its_permissions(reopen: Callable[[], Users]) -> None:
     users = reopen()
     await users.put_user("ann", password="x")
     await users.vhost_made("test", "ann")
@@ -340,7 +340,7 @@ async def test_a_hash_that_follows_another_password_keeps_none_of_its_keys_for_s
     users.close()
 
 
-async def test_a_change_whose_client_goes_away_is_made_in_memory_as_on_disk(tmp_path: Path) -> None:
+async def test_a_change_whose_client_disconnects_is_applied_in_memory_and_on_disk(tmp_path: Path) -> None:
     catalog = Waiting(tmp_path)
     users = Users(catalog)
     users.first_start(["/"])
@@ -356,7 +356,7 @@ async def test_a_change_whose_client_goes_away_is_made_in_memory_as_on_disk(tmp_
         each.close()
 
 
-async def test_a_policy_whose_client_goes_away_is_known_in_memory_as_on_disk(tmp_path: Path) -> None:
+async def test_a_policy_whose_client_disconnects_is_applied_in_memory_and_on_disk(tmp_path: Path) -> None:
     catalog = Waiting(tmp_path)
     policies = Policies(catalog)
     for name in ("one", "two"):

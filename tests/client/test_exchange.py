@@ -38,7 +38,7 @@ def test_a_server_that_does_not_speak_http_is_not_a_broker() -> None:
         ResponseReader().feed(b"AMQP\x00\x00\x09\x01 hello there\r\n\r\n")
 
 
-def test_an_error_answer_to_a_stream_is_kept_whole() -> None:
+def test_an_error_response_to_a_stream_is_read_completely() -> None:
     pieces: list[bytes] = []
     reader = ResponseReader(pieces.append)
     reader.feed(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}")
@@ -81,7 +81,7 @@ def test_a_name_is_escaped_to_a_single_path_segment(name: str | bytes, path: str
     assert path_of("topics", name) == path
 
 
-def test_nothing_is_no_name() -> None:
+def test_an_empty_name_is_refused() -> None:
     """An unset variable in a script: the path would be that of a list, and the answer no answer to the question."""
     with pytest.raises(InvalidInput, match="a name is empty"):
         path_of("queues", "/", "", "contents")
@@ -116,7 +116,7 @@ def test_a_refused_request_is_retried_only_with_a_retry_after_header() -> None:
     assert retry_after_s(Response(200, {"retry-after": "5"}, b"")) is None
 
 
-def test_a_read_that_waited_for_long_before_it_was_cut_off_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_poll_with_a_lost_connection_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long to try is counted from the first failure: a long poll had used it up before there was any."""
     now = 0.0
     monkeypatch.setattr("headrace.client.retry.time.monotonic", lambda: now)

@@ -67,7 +67,7 @@ def test_a_publish_with_a_lost_reply_raises_an_error_and_is_not_retried(request_
 
 
 @both
-def test_half_an_answer_is_no_answer(request_: Request) -> None:
+def test_a_truncated_response_is_a_lost_response(request_: Request) -> None:
     with scripted(ok(b"whole", headers=CLOSING)[:-2], ok(b"2")) as server:
         with pytest.raises(Unconfirmed):
             request_(server.url, "POST")
@@ -75,7 +75,7 @@ def test_half_an_answer_is_no_answer(request_: Request) -> None:
 
 
 @both
-def test_a_lost_answer_to_a_read_is_asked_for_again(request_: Request) -> None:
+def test_a_read_with_a_lost_response_is_retried(request_: Request) -> None:
     with scripted(CLOSE, CLOSE, ok(b"3")) as server:
         assert [answer.body for answer in request_(server.url, "GET")] == [b"3"]
         assert len(server.requests) == 3

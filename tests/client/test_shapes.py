@@ -39,7 +39,7 @@ headers = st.lists(st.tuples(st.text(max_size=5), data), max_size=3)
 
 
 @given(key=data, value=data, pairs=headers, partition=st.none() | st.integers(0, 9))
-def test_the_broker_reads_a_line_as_it_was_meant(
+def test_the_broker_decodes_an_encoded_message_line(
     key: bytes | None, value: bytes | None, pairs: list[tuple[str, bytes | None]], partition: int | None
 ) -> None:
     line = message_line(value, key=key, headers=pairs, partition=partition, timestamp=5)
@@ -102,7 +102,7 @@ def test_an_invalid_message_is_refused_with_a_one_line_error(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", [b"trace", 7])
-def test_a_header_whose_name_is_no_text_is_refused_before_it_is_sent(name: object) -> None:
+def test_a_header_name_that_is_not_text_is_refused_before_sending(name: object) -> None:
     """Header names in bytes were stored as base64 and could not be found by name."""
     for headers in ({name: "x"}, [(name, b"x"), ("other", b"\xff")]):
         with pytest.raises(InvalidInput, match="the name of a header must be str"):

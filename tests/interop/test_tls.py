@@ -331,7 +331,7 @@ async def _send(url: str) -> None:
 
 
 @pytest.mark.parametrize("broker", ["of both"], indirect=True)
-def test_without_a_certificate_of_its_own_a_client_is_refused(broker: TlsBroker) -> None:
+def test_a_client_without_a_certificate_is_refused(broker: TlsBroker) -> None:
     bare = ssl.create_default_context(cafile=broker.ca)
     with pytest.raises(OSError, match="ALERT_CERTIFICATE_REQUIRED"):
         urllib.request.urlopen(f"{broker.home}/health", context=bare, timeout=PATIENCE_S)

@@ -78,7 +78,7 @@ def test_tls_settings_without_a_certificate_are_refused(authority: Authority) ->
             tls_of(load({name: value}))
 
 
-def test_a_path_in_the_settings_file_is_meant_from_there_and_off_is_off(tmp_path: Path) -> None:
+def test_a_path_in_the_settings_file_is_relative_to_it_and_off_disables_the_setting(tmp_path: Path) -> None:
     file = tmp_path / "headrace.toml"
     file.write_text('tls_cert = "own/broker.pem"\ntls_client_ca = "off"\ntls_listeners = ["http"]\n')
     config = load(file=file)

@@ -97,7 +97,7 @@ def segment(base: int, end: int, records: int, last_ms: int) -> Segment:
 
 
 @pytest.mark.parametrize(("age_ms_max", "start"), [(500, 20), (-1, 0)])
-def test_a_segment_without_records_does_not_keep_those_behind_it(age_ms_max: int, start: int) -> None:
+def test_a_segment_without_records_does_not_prevent_the_removal_of_later_ones(age_ms_max: int, start: int) -> None:
     rewritten_away, old, young = segment(0, 10, 0, -1), segment(10, 20, 10, 1000), segment(20, 30, 10, 2000)
     assert new_start([rewritten_away, old, young], Limits(age_ms_max, -1, None), 0, 30, 2100) == start
 

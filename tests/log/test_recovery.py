@@ -264,7 +264,7 @@ def test_a_recycled_journal_resurrects_nothing(bench: Bench) -> None:
 
 @pytest.mark.parametrize("is_killed", [False, True])
 @pytest.mark.parametrize("count", [1, 3, 5])
-def test_sealed_segments_that_are_gone_are_damage_however_many(bench: Bench, count: int, is_killed: bool) -> None:
+def test_any_number_of_missing_sealed_segments_is_reported_as_damage(bench: Bench, count: int, is_killed: bool) -> None:
     """Regression: if all of them were missing, there was no gap, and the rest was taken for the whole log."""
     stream = StreamSettings(segment_size=1000)
     shard = bench.open(stream=stream)
@@ -284,7 +284,7 @@ def test_sealed_segments_that_are_gone_are_damage_however_many(bench: Bench, cou
     shard.close()
 
 
-def test_a_sealed_segment_before_an_empty_one_that_is_gone_is_damage(bench: Bench) -> None:
+def test_a_missing_sealed_segment_before_an_empty_one_is_reported_as_damage(bench: Bench) -> None:
     stream = StreamSettings(segment_size=1000)
     shard = bench.open(stream=stream)
     for number in range(30):

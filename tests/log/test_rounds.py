@@ -27,7 +27,7 @@ def test_one_sync_covers_a_round_whatever_the_number_of_logs(bench: Bench) -> No
     shard.close()
 
 
-def test_a_large_part_goes_straight_to_its_segment_with_one_sync(bench: Bench) -> None:
+def test_a_large_part_is_written_directly_to_its_segment_with_one_sync(bench: Bench) -> None:
     shard = bench.open()
     bench.append(1, [b"x" * 10_000])
     written, syncs = shard.journal.bytes_written, shard.counters.syncs
@@ -37,7 +37,7 @@ def test_a_large_part_goes_straight_to_its_segment_with_one_sync(bench: Bench) -
     shard.close()
 
 
-def test_a_round_of_one_log_goes_straight_to_its_segment_sooner(bench: Bench) -> None:
+def test_a_round_of_one_log_is_written_directly_at_a_lower_limit(bench: Bench) -> None:
     """It takes one sync either way; several logs take one only through the journal."""
     shard = bench.open(1, 2)
     for number in (1, 2):
@@ -109,7 +109,7 @@ def test_equal_bytes_for_many_logs_are_in_the_journal_once(bench: Bench) -> None
     again.close()
 
 
-def test_sync_immediate_is_a_round_of_its_own(bench: Bench) -> None:
+def test_sync_immediate_gets_its_own_round(bench: Bench) -> None:
     shard = bench.open(stream=StreamSettings(write_mode="sync-immediate"))
     for _ in range(5):
         shard.log(1).append(batch([b"x"]))

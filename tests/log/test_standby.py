@@ -289,7 +289,7 @@ def test_bytes_patched_after_the_write_are_sent_as_they_were_written(pair: Pair)
     assert pair.read("a") == b"first"
 
 
-def test_a_standby_that_is_too_slow_is_lost_and_costs_no_more_memory(tmp_path: Path) -> None:
+def test_a_standby_that_is_too_slow_is_dropped_and_its_memory_is_freed(tmp_path: Path) -> None:
     pair = Pair(tmp_path, queue_bytes_max=10_000)
     pair.send()
     for number in range(10, 30):

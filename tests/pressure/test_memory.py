@@ -337,7 +337,7 @@ def backlog_in_a_small_group(folder: Path, backlog_bytes: int) -> None:
         assert running.process.returncode == 0
 
 
-def test_a_backlog_larger_than_a_512_mb_group_and_stuck_consumers_are_no_reason_to_die(tmp_path: Path) -> None:
+def test_a_broker_with_512_mb_survives_a_larger_backlog_and_stuck_consumers(tmp_path: Path) -> None:
     backlog_in_a_small_group(tmp_path / "data", 1536 * MB)
 
 

@@ -196,7 +196,7 @@ def test_a_client_is_not_hung_up_on_because_the_broker_stood_still(world: World)
     client.close()
 
 
-def test_a_publisher_that_hangs_up_while_paused_is_noticed(world: World) -> None:
+def test_the_disconnect_of_a_paused_publisher_is_noticed(world: World) -> None:
     """Its exclusive queue goes with it: it might be what fills the memory."""
     client = RawClient(world.port)
     client.declare("own", durable=False, exclusive=True)

@@ -231,7 +231,7 @@ VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(KE
 
 
 @given(st.text() | VALUES.map(json.dumps))
-def test_nothing_but_a_refusal_comes_of_any_text(text: str) -> None:
+def test_arbitrary_text_is_parsed_or_refused_cleanly(text: str) -> None:
     try:
         Avro.parse(text, {})
     except InvalidInput as error:

@@ -416,7 +416,7 @@ def test_a_recursive_schema_is_compared_to_its_end() -> None:
     assert "TYPE_NARROWED at #/properties/value" in breaks(tree(NUMBER), tree(INTEGER))
 
 
-def test_a_break_behind_a_cycle_is_not_taken_for_the_cycle() -> None:
+def test_an_incompatibility_after_a_cycle_is_reported() -> None:
     """The pair of A looks fine while it is compared, for it leads back to itself; it must not be believed later."""
 
     def schema(a: Any, b: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any, cast
 from headrace.schemas.parsed import CHARS_MIN, Parsed
 
 
-def test_those_asked_for_last_are_kept_up_to_the_bound() -> None:
+def test_the_schema_cache_keeps_the_most_recently_used() -> None:
     parsed = Parsed(3 * (CHARS_MIN + 10))
     keys = [Parsed.key("AVRO", f"{number:5}", {"x": "y" * 5}) for number in range(4)]
     schemas = [cast(Any, f"schema {number}") for number in range(4)]

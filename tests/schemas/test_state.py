@@ -26,7 +26,7 @@ def places(found: list[Version]) -> list[tuple[str, int]]:
     return sorted((one.subject, one.version) for one in found)
 
 
-def test_a_record_nested_too_deep_is_left_out_like_any_other_that_is_none_of_the_registrys() -> None:
+def test_a_record_nested_too_deep_is_skipped_as_foreign() -> None:
     state = State()
     deep = b"[" * 100_000
     state.apply(b'{"keytype":"CONFIG","x":' + deep, b"{}")
@@ -55,7 +55,7 @@ def test_users_of_ids_and_versions_are_updated_with_every_change() -> None:
     assert (state.uses(2), places(state.uses(1))) == ([], [("also", 1)])
 
 
-def test_a_schema_with_two_ids_keeps_the_first_when_the_other_goes() -> None:
+def test_a_schema_with_two_ids_keeps_the_first_when_the_other_is_removed() -> None:
     state = State()
     first, second = version("a", 1, 5, "x"), version("b", 1, 9, "x")
     for one in (first, second):
@@ -96,7 +96,7 @@ def test_rewriting_a_version_with_another_id_removes_the_old_id() -> None:
     assert (state.content(5).text, state.id_of(Content(AVRO, "x", ()))) == ("y", None)
 
 
-def test_a_schema_with_two_ids_has_the_other_one_when_the_first_goes() -> None:
+def test_a_schema_with_two_ids_gets_the_other_one_when_the_first_is_removed() -> None:
     state = State()
     first, second = version("a", 1, 5, "x"), version("b", 1, 9, "x")
     for one in (first, second):

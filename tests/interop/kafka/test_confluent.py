@@ -237,7 +237,7 @@ def test_offsets_are_found_by_time(broker: KafkaBroker, name: Name, admin: Admin
     reader.close()
 
 
-def test_a_transaction_is_seen_whole_or_not_at_all(broker: KafkaBroker, name: Name) -> None:
+def test_a_transaction_is_visible_completely_or_not_at_all(broker: KafkaBroker, name: Name) -> None:
     topic = make_topic(broker, name("t"), 2)
     producer = Producer({"bootstrap.servers": broker.address, "transactional.id": name("x")})
     producer.init_transactions(SECONDS)

@@ -101,7 +101,7 @@ def started(broker: KafkaBroker, name: Name, closing: list[Consumer]) -> Iterato
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-def test_a_group_goes_to_the_new_protocol_and_back_member_by_member(
+def test_a_group_is_upgraded_and_downgraded_member_by_member(
     started: tuple[Source, Members], strategy: str, static: bool
 ) -> None:
     source, members = started

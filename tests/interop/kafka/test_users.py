@@ -227,7 +227,7 @@ def test_confluent_gets_authorization_errors(guarded: Guarded, name: Name) -> No
             assert refused.value.args[0].code() == code
 
 
-def test_a_producer_whose_user_is_deleted_is_cut_off(guarded: Guarded, name: Name) -> None:
+def test_a_producer_whose_user_is_deleted_is_disconnected(guarded: Guarded, name: Name) -> None:
     topic, user = guarded.topic(name("t")), name("u")
     guarded.user(user, write=".*")
     errors: list[KafkaError] = []

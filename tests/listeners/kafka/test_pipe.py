@@ -182,7 +182,7 @@ async def test_file_ranges_do_not_count_as_memory(world: World, begun: list[Requ
         assert (len(begun), wire.is_paused) == (2, True), "enough is ready already"
 
 
-async def test_no_more_than_128_requests_of_a_connection_are_under_way(world: World, begun: list[Request]) -> None:
+async def test_at_most_128_requests_of_a_connection_are_in_progress(world: World, begun: list[Request]) -> None:
     with connected(world) as (connection, wire):
         arrive(connection, b"".join(map(request, range(300))))
         assert (len(begun), wire.is_paused) == (128, True)
