@@ -1,8 +1,8 @@
-"""Who runs on which cores. By default everybody on all of them: then a broker has what the load leaves, and one that
-needs two cores for a work is as fast as one that needs one, as long as there are two.
+"""Assigns cores to brokers and load generators. By default all of them share all cores, so a broker gets what the load
+leaves, and one that needs two cores is as fast as one that needs one, as long as there are two.
 
-With `--broker-cores N` every broker in turn has the same N cores to itself, and the load has the others: messages per
-second are then what a broker makes of cores that it has been given.
+With `--broker-cores N` every broker in turn has the same N cores for itself, and the load has the others, so that
+messages per second show what a broker does with a given number of cores.
 """
 
 import argparse

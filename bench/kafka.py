@@ -2,11 +2,11 @@
 
 Throughput, CPU-seconds of the broker (all threads, schedstat) and of the client per million messages, memory
 (PSS) and the time to the acknowledgement, with librdkafka driven from C, with Kafka's own perf tools, and with
-kafka_raw, which sends batches made beforehand and hardly looks at what it fetches: beside the others the broker has
-what the client leaves of the cores, and who is compared is largely the client with itself. Each
-broker runs alone, one after the other, on the same disk. Memory is warmed before every row: a guest pays five
-times as much for pages that it has given back to its host, and whoever comes first would pay for all. It gives
-them back within seconds, so what runs as fast as it can is run twice and the cheaper run counts.
+kafka_raw, which sends prepared batches and hardly parses what it fetches: with the other clients, the broker only gets
+the cores that the client leaves, and the comparison is largely one of the client with itself. Each
+broker runs alone, one after the other, on the same disk. Memory is warmed up before every row: in a virtual machine,
+pages that were returned to the host cost five times as much, and the first broker would pay for all. They are returned
+within seconds, so runs at full speed are repeated and the cheaper one counts.
 """
 
 import argparse

@@ -1,23 +1,23 @@
 """How much each broker takes at the same latency: `make bench ONLY=kafka_latency`.
 
-Messages come on a schedule, whether the broker keeps up or not, and the time of each counts from the moment it was due
-until it was acknowledged. For every work the highest rate is looked for whose 99th percentile stays within a limit: by
-doubling, then by halving the step. A trial is long enough that one hiccup of the machine (30 ms) is less than one
-percent of it, and a rate that fails is tried twice more: hiccups of the disk at a low rate would end the search there,
-for either broker. Trials from which the host took CPU away (steal) are not held against a broker, up to a number. The
-rate that is found is run twice more, and the run that cost the broker least says what it costs.
-How busy the client was is told for that rate and for the lowest one that was not held: a full one is the limit.
-The brokers take turns, work by work, on the same cores and the same disk, since a machine is faster in one minute than
-in another; the others are idle meanwhile, and what they wrote is on the disk before the next one begins. What each
-spent is told beside its rate.
+Messages are sent on a schedule, whether the broker keeps up or not, and the latency of each counts from the moment it
+was due until it was acknowledged. For every workload, the highest rate whose 99th percentile stays within a limit is
+searched: by doubling, then by halving the step. A trial is long enough that one hiccup of the machine (30 ms) is less
+than one percent of it, and a failed rate is tried twice more: a hiccup of the disk at a low rate would else end the
+search there, for any broker. A number of trials from which the host took CPU time away (steal) do not count. The rate
+that is found is run twice more, and the run with the lowest CPU time of the broker counts. The load of the client is
+shown for that rate and for the lowest failed one: a client at full load is the limit.
+The brokers alternate, workload by workload, on the same cores and disk, because a machine is faster in one minute than
+in another. The others are idle meanwhile, and their writes are on the disk before the next one starts. The CPU time of
+each broker is shown next to its rate.
 
-Two of them are no brokers. kafka_nothing.c answers without a look, on the cores that a broker has. What it holds is
-what the client and the machine take by themselves, so no broker does more with this client on these cores, and where it
-is not twice as fast as Kafka, nobody is. That is told beside each ratio ("at most"), and the verdict counts such rows
-by themselves, not as reached. The search ends there as it does with a broker: a client that is full is late.
-kafka_plain.c does the least that keeps the promise (receive, check, write, fdatasync, answer), in the plainest way: it
-tells what the disk and the memory take, and how little a broker could cost that does nothing else. It is a mark beside
-those that sync, not a bound, and excuses no row.
+Two of the programs are not brokers. kafka_nothing.c replies without parsing, on the cores that a broker has. It reaches
+what the client and the machine allow, so no broker can do more with this client on these cores, and where it is not
+twice as fast as Kafka, no broker can be. That is shown next to each ratio ("at most"), and the verdict counts such rows
+separately, not as reached. The search ends there as it does with a broker: a client at full load is late.
+kafka_plain.c does the minimum that an acknowledgement promises (receive, check, write, fdatasync, reply) in the
+simplest way. It shows what the disk and the memory cost, and how little a broker could cost that does nothing else. It
+is a reference for brokers that sync, not a limit, and excuses no row.
 
 The limit is four times what librdkafka waits for more to send: with twice that, p99 is at the limit for every broker at
 any rate, and the machine's hiccups decide.
@@ -300,7 +300,7 @@ def _ratios(ours: str, theirs: str, marks: Sequence[str], found: dict[str, Found
 
 
 def _verdict(bar: Bar, ratios: Sequence[float], most: Sequence[float]) -> str:
-    """Of every row; `most` is empty where nobody looked."""
+    """The verdict over all rows; `most` is empty if it was not measured."""
     twice = sum(ratio >= TWICE for ratio in ratios)
     held = "reached" if twice == len(ratios) else "MISSED"
     middle = sorted(ratios)[len(ratios) // 2]
@@ -316,8 +316,8 @@ def _verdict(bar: Bar, ratios: Sequence[float], most: Sequence[float]) -> str:
 
 
 def _is_beyond(ratio: float, at_most: float) -> bool:
-    """Whether nobody is twice as good. A program that held less than a broker, by more than a step of the search, had a
-    bad minute and proves nothing: that excuses no row."""
+    """Whether no broker can be twice as good. A program slower than a broker by more than one step of the search
+    was disturbed and proves nothing, so it excuses no row."""
     return max(ratio, at_most) < TWICE and at_most * STEP_MIN**1.5 >= max(ratio, 1.0)  # between one step and two
 
 

@@ -127,7 +127,7 @@ static int consume(const char *address, const char *name, long count) {
     set(conf, "group.id", "load");
     set(conf, "log_level", "3");
     set(conf, "check.crcs", "true");
-    set(conf, "fetch.queue.backoff.ms", "0"); /* or it pauses for a second when it is behind, whoever the broker is */
+    set(conf, "fetch.queue.backoff.ms", "0"); /* otherwise it pauses for a second when it lags behind, with any broker */
     rd_kafka_t *rk = rd_kafka_new(1, conf, error, sizeof error);
     rd_kafka_topic_t *topic = rd_kafka_topic_new(rk, name, NULL);
     rd_kafka_message_t *messages[1000];

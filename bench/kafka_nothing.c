@@ -1,10 +1,10 @@
 /* A server that does nothing: takes Produce requests and answers them without a look, and answers Fetch requests with
- * the first batch of whoever produced last, over and over, from memory.
+ * the first batch of the last producer, repeatedly, from memory.
  *
  *   kafka_nothing PORT
  *
- * For kafka_raw (Produce v7, Fetch v4) and for librdkafka that produces (ApiVersions, Metadata v1, Produce v7). Who asks
- * for something else is hung up on, and it is said. One thread, as kafka_raw has one. What is left is what the system
+ * For kafka_raw (Produce v7, Fetch v4) and for librdkafka that produces (ApiVersions, Metadata v1, Produce v7). Any
+ * other request is reported and closes the connection. One thread, as kafka_raw has one. What is left is what the system
  * takes to bring the bytes from one program to the other, and the load generator. */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -64,7 +64,7 @@ class Broker:
         raise NotImplementedError
 
     def start(self) -> None:
-        self.port = free_port()  # not earlier: it may be somebody's by now
+        self.port = free_port()  # not earlier, because another process could take the port
         command = self.cores.for_broker(self.command())
         with open(self.folder / "output.txt", "ab") as output:
             self._process = subprocess.Popen(

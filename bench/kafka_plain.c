@@ -1,5 +1,5 @@
 /* The least that keeps the promise of an acknowledgement, in the plainest way: take a Produce request, check its batch
- * (the checksum, and that what zstd folded can be unfolded, as brokers do), write it, fdatasync, answer. No look at the
+ * (the checksum, and that zstd data can be decompressed, as brokers do), write it, fdatasync, answer. No look at the
  * records themselves, no index, no offsets, no names. A mark to measure by, not a bound: its file grows, for
  * instance, where a journal that was written before is synced faster.
  *
@@ -34,7 +34,7 @@
 #define RECORDS_AT 61
 #define CODEC_BITS 7
 #define ZSTD 4
-#define UNFOLDED_BYTES_MAX (16 << 20)
+#define DECOMPRESSED_BYTES_MAX (16 << 20)
 
 struct arrival {
     struct arrival *next;
@@ -71,21 +71,21 @@ static uint32_t crc32c(const uint8_t *at, size_t size) {
 
 /* Of the system's library, whose headers need not be there. */
 static void *zstd_context;
-static size_t (*zstd_unfold)(void *, void *, size_t, const void *, size_t);
+static size_t (*zstd_decompress)(void *, void *, size_t, const void *, size_t);
 static unsigned (*zstd_is_error)(size_t);
 
 static void find_zstd(void) {
     void *library = dlopen("libzstd.so.1", RTLD_NOW);
     if (!library) return;
     void *(*create)(void) = (void *(*)(void))dlsym(library, "ZSTD_createDCtx");
-    zstd_unfold = (size_t(*)(void *, void *, size_t, const void *, size_t))dlsym(library, "ZSTD_decompressDCtx");
+    zstd_decompress = (size_t(*)(void *, void *, size_t, const void *, size_t))dlsym(library, "ZSTD_decompressDCtx");
     zstd_is_error = (unsigned (*)(size_t))dlsym(library, "ZSTD_isError");
-    if (!create || !zstd_unfold || !zstd_is_error) die("libzstd.so.1");
+    if (!create || !zstd_decompress || !zstd_is_error) die("libzstd.so.1");
     zstd_context = create();
 }
 
 static void check(const uint8_t *batch, size_t bytes) {
-    static uint8_t unfolded[UNFOLDED_BYTES_MAX];
+    static uint8_t decompressed[DECOMPRESSED_BYTES_MAX];
     if (bytes <= RECORDS_AT) die("a batch without records");
     if (crc32c(batch + CHECKED_FROM, bytes - CHECKED_FROM) != get(batch + CRC_AT, 4))
         die("a batch with a wrong checksum");
@@ -93,8 +93,8 @@ static void check(const uint8_t *batch, size_t bytes) {
     if (codec == 0) return;
     if (codec != ZSTD || !zstd_context) die("a codec that is not to be had here");
     const uint8_t *records = batch + RECORDS_AT;
-    if (zstd_is_error(zstd_unfold(zstd_context, unfolded, sizeof unfolded, records, bytes - RECORDS_AT)))
-        die("a batch that can not be unfolded");
+    if (zstd_is_error(zstd_decompress(zstd_context, decompressed, sizeof decompressed, records, bytes - RECORDS_AT)))
+        die("a batch that cannot be decompressed");
 }
 
 static void take_apart(struct arrival *arrival) {

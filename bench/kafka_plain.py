@@ -1,8 +1,8 @@
 """The Kafka listener beside two C programs that are no brokers: `make bench ONLY=kafka_plain`.
 
 kafka_plain.c does the least that keeps the promise of an acknowledgement (receive, check, write, fdatasync, answer) and
-nothing else that a broker is for. It tells what a language and all that a broker does besides cost, and, beside a Kafka
-that acknowledges from the page cache, how much is to be had by whoever waits for the disk without any art.
+nothing else that a broker does. It shows the cost of the language and of all other work of a broker, and, compared with
+a Kafka that acknowledges from the page cache, what a simple program that waits for the disk can reach.
 
 kafka_nothing.c answers without a look at what came, and sends the same records over and over: what the system takes to
 bring the bytes there and back, with this load on this machine.

@@ -1,7 +1,7 @@
 """What bench/kafka.py says in the end: ours beside Kafka, row by row, and which bars were reached.
 
-Like is beside like: who syncs beside who syncs, page cache beside page cache; and ours as it is by default, with a
-sync, beside Kafka as it is by default, without.
+Like is compared with like: brokers that sync with each other, and brokers that use the page cache with each other; also
+Headrace by default, with a sync, with Kafka by default, without.
 
 "At most" is what a broker that costs nothing could reach with the same client on the same cores: the client's own CPU
 time bounds every ratio in wall-clock time, and where that bound is below two no broker reaches twice.

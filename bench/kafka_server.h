@@ -103,7 +103,7 @@ static inline uint8_t *put_topic(uint8_t *at, struct text topic) {
     return at + topic.bytes;
 }
 
-/* Those who hung up are noticed when they are read from. */
+/* A closed connection is noticed at the next read. */
 static inline void send_answer(int fd, uint8_t *answer, const uint8_t *end) {
     put(answer, end - answer - 4, 4);
     if (send(fd, answer, end - answer, MSG_NOSIGNAL) < 0 && errno != EPIPE && errno != ECONNRESET) die("send");

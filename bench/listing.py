@@ -1,12 +1,12 @@
-"""What looking costs: 10,000 queues and 1,000 connections, listed while somebody publishes.
+"""The cost of listings: 10,000 queues and 1,000 connections, listed while a client publishes.
 
     python -m bench.listing              # CPU of each listing, and a paced publisher's confirms beside it
-    python -m bench.listing --turns      # the longest turn of the event loop while each is answered
+    python -m bench.listing --turns      # the longest event-loop iteration during each request
 
-The first starts a broker as everybody does. A publisher sends a message every few milliseconds and waits for its
-confirm: p50, p99 and worst while nobody looks, and while each path is asked for four times a second. The second runs
-the broker inside this process on Python's own loop and counts the processor time of every turn: what holds the loop for
-long holds every client for as long, and processor time says so on a busy machine too.
+The first starts a broker as usual. A publisher sends a message every few milliseconds and waits for its confirm: p50,
+p99 and worst without listings, and while each path is requested four times a second. The second runs the broker inside
+this process on Python's own event loop and measures the CPU time of every iteration: a long iteration blocks every
+client, and CPU time shows this on a busy machine too.
 """
 
 import argparse
@@ -105,7 +105,7 @@ def measure(broker: Broker, queues: int, connections: int) -> None:
     noted = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with this process
     publisher = subprocess.Popen([sys.executable, "-m", "bench.listing", "--publish", str(port)], stdout=noted)
     time.sleep(SETTLE_S)
-    spans = [("nobody looks", time.monotonic(), time.monotonic() + QUIET_S, "")]
+    spans = [("no listings", time.monotonic(), time.monotonic() + QUIET_S, "")]
     time.sleep(QUIET_S)
     with httpx.Client(base_url=broker.url, timeout=120) as client:
         for path in PATHS:
@@ -130,8 +130,8 @@ def measure(broker: Broker, queues: int, connections: int) -> None:
 
     for path, since, until, cost in spans[1:]:
         print(f"{cost}  confirms {spread(within(since, until))}  {path}")
-    print(f"confirms, nobody looks      {spread(within(*spans[0][1:3]))}")
-    print(f"confirms, somebody lists    {spread(within(spans[1][1], spans[-1][2]))}")
+    print(f"confirms, no listings       {spread(within(*spans[0][1:3]))}")
+    print(f"confirms, with listings     {spread(within(spans[1][1], spans[-1][2]))}")
     for sock in opened:
         sock.close()
 
@@ -143,8 +143,7 @@ def spread(latencies: list[float]) -> str:
 
 
 def publish(port: int) -> None:
-    """In a process of its own, so that it waits for the broker and for nobody else. A line for each confirm: when, how
-    long."""
+    """Publish in a separate process, so that only the broker delays it. Prints a line per confirm: time and latency."""
     channel = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port, heartbeat=0)).channel()
     channel.confirm_delivery()
     while True:

@@ -66,7 +66,7 @@ async def fill(shard: Shard, logs: list[Log], pattern: bytearray, count: int, to
 
 async def append(limits: Limits, size: int, count: int, total: int) -> Result:
     folder = tempfile.mkdtemp(prefix="headrace-bench-")
-    # For each row: a guest gives its pages back within seconds, and whoever comes next would pay for them.
+    # For each row: a virtual machine returns free pages within seconds, and the next row would pay for them.
     warm_page_cache(folder, 2 * total * size // MB + WARM_SPARE_MB)
     try:
         async with opened(folder, 1) as shard:

@@ -151,7 +151,7 @@ def fuzz(folder: Path, seconds: int) -> subprocess.CompletedProcess[str]:
         "PYTHONPATH": str(folder),
         # Objects come from malloc, so that the sanitizer sees where each ends.
         "PYTHONMALLOC": "malloc",
-        # Python keeps what it has allocated until the end, and says so to nobody.
+        # Python does not free everything at exit, which the leak detector would report.
         "ASAN_OPTIONS": "detect_leaks=0",
     }
     return subprocess.run(

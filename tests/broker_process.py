@@ -28,7 +28,7 @@ class BrokerProcess(Killable):
             if self._is_ready(self._launch()):
                 self._was_up = True
                 return self
-            # Somebody took a port between the asking and the listening; a restart must keep its own.
+            # Another process took the port before it was bound. A restart must keep its own ports.
             if self._was_up or "is in use by another program" not in self.said():
                 break
             self.ports = {listener: free_port() for listener in self.ports}

@@ -10,7 +10,7 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
 SPARK = ("tests/spark/", "tests/pipelines/")
-# What takes longest begins first: nobody is left alone with it while the other processes have nothing more to do.
+# The longest files start first, so that no process runs one alone at the end while the others are idle.
 LONGEST = (
     "spark",
     "tests/crash/test_states.py",

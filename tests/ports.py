@@ -26,7 +26,7 @@ def free_port() -> int:
 
 
 def ports_of(environ: Mapping[str, str]) -> range:
-    """Those of this process among several that run the tests: nobody else is given one while its broker is down."""
+    """The ports of this test process. No other process gets one of them while its broker is down."""
     number = int(environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     count = int(environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     return range(LOWEST, min(HIGHEST, first_outgoing_port()))[number % count :: count]

@@ -23,7 +23,7 @@ def by_clock(lines: list[str]) -> str:
     return line
 
 
-def test_beside_each_ratio_stands_what_a_program_that_does_nothing_would_have() -> None:
+def test_each_ratio_is_shown_with_that_of_a_program_that_does_nothing() -> None:
     lines = said(rows(held(300, 0.5)), rows(held(100, 1.0)), rows(held(450, 0.25)))
     [row] = [line for line in lines if line.startswith("  row 0")]
     assert row.split()[2:] == ["3.00x", "4.50x", "6.00x", "18.00x"]
@@ -32,7 +32,7 @@ def test_beside_each_ratio_stands_what_a_program_that_does_nothing_would_have() 
     assert len(head) == len(row), "the columns are below their names"
 
 
-def test_what_the_plain_program_does_is_told_and_excuses_nothing() -> None:
+def test_the_plain_program_is_reported_but_does_not_change_the_verdict() -> None:
     kafka, plain = rows(held(100), held(100)), rows(held(210, 2.0), held(190, 0.5))
     found = {OURS: rows(held(300), held(150)), KAFKA_FLUSH: kafka, NOTHING: rows(held(400), held(400)), PLAIN: plain}
     lines = list(report(found))
@@ -57,7 +57,7 @@ def test_a_row_that_the_client_can_not_reach_is_named_and_does_not_count_as_reac
     )
 
 
-def test_twice_in_every_row_in_which_it_can_be_is_said_as_that() -> None:
+def test_the_verdict_says_if_all_reachable_rows_are_twice_as_fast() -> None:
     lines = said(rows(held(300), held(150)), rows(held(100), held(100)), rows(held(400), held(190)))
     assert by_clock(lines).endswith("median 3.00x  reached wherever the client can")
     assert "1 of 2 rows (in 1 of the others not even" in by_clock(lines)
@@ -68,7 +68,7 @@ def test_where_it_can_be_reached_in_no_row_it_is_missed() -> None:
 
 
 @pytest.mark.parametrize("nothing", [400, 190])
-def test_what_was_reached_can_be_whatever_the_program_held(nothing: int) -> None:
+def test_a_reached_row_counts_as_reachable(nothing: int) -> None:
     line = by_clock(said(rows(held(200)), rows(held(100)), rows(held(nothing))))
     assert line == "  twice the messages/s: 1 of 1 rows (within reach in all), median 2.00x  reached"
 
@@ -101,7 +101,7 @@ def test_a_broker_that_holds_no_rate_has_missed_and_one_beside_it_has_reached() 
     assert "1 of 2 rows (within reach in all), median infx  MISSED" in by_clock(lines)
 
 
-def test_without_the_program_only_what_was_measured_is_said() -> None:
+def test_without_the_plain_program_only_measured_ratios_are_reported() -> None:
     lines = said(rows(held(300), held(150)), rows(held(100), held(100)))
     assert not [line for line in lines if "at most" in line]
     assert by_clock(lines) == "  twice the messages/s: 1 of 2 rows, median 3.00x  MISSED"

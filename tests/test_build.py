@@ -24,7 +24,7 @@ NO_HEADERS = (
         (["setup.py", "-q", "build_ext"], "/bin/false", "headrace: '/bin/false' could not compile a kernel:"),
     ],
 )
-def test_a_build_without_what_it_needs_says_so(
+def test_a_build_without_its_requirements_reports_them(
     tmp_path: Path, command: list[str], compiler: str, sentence: str
 ) -> None:
     shutil.copy(SETUP, tmp_path)

@@ -292,7 +292,7 @@ def test_a_compacted_log_is_not_compacted_again_without_new_records(tmp_path: Pa
         assert log._on_owner(begun), "for enough that is new"
 
 
-def test_maintain_raises_what_failed(tmp_path: Path) -> None:
+def test_maintain_raises_the_error_of_a_failed_task(tmp_path: Path) -> None:
     with open_log(tmp_path, segment_size="4KB", cleanup_policy="compact") as log:
         for n in range(100):
             log.append("x" * 400, key=f"k{n % 7}")

@@ -57,7 +57,7 @@ def test_a_reader_that_does_not_read_does_not_block_the_writer(
     assert empty(reader) == b"heard\n"
 
 
-def test_a_reader_that_is_gone_is_ignored(pipe: tuple[int, TextIO]) -> None:
+def test_a_closed_output_is_ignored(pipe: tuple[int, TextIO]) -> None:
     reader, stream = pipe
     os.close(reader)
     NonBlockingOutput(stream).write("to a closed pipe\n")

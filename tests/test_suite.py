@@ -46,11 +46,11 @@ def test_the_tests_of_a_file_stay_in_one_process_and_all_of_spark_does(tmp_path:
     assert processes["test_a.py"] != processes["test_c.py"], "the rest does not wait for it"
 
 
-def test_what_is_told_to_begin_first_is_there() -> None:
+def test_the_test_files_that_start_first_exist() -> None:
     assert [path for path in LONGEST if path != "spark" and not (ROOT / path).is_file()] == []
 
 
-def test_nobody_walks_the_folder_of_a_running_broker_with_pathlib() -> None:
+def test_no_test_walks_the_folder_of_a_running_broker_with_pathlib() -> None:
     """`Path.glob` and `rglob` raise where the broker removes a folder meanwhile: see tests/listing.py."""
     beside_brokers = ("interop", "pipelines", "spark", "crash", "listeners")
     found = [
@@ -63,7 +63,7 @@ def test_nobody_walks_the_folder_of_a_running_broker_with_pathlib() -> None:
     assert found == []
 
 
-def test_a_folder_that_goes_while_it_is_listed_is_just_not_there(
+def test_a_folder_that_is_removed_while_it_is_listed_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """tests/interop/kafka/test_tier.py failed in one run of many, where the broker deleted the folder it looked at."""

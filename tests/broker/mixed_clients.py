@@ -136,7 +136,9 @@ class ClassicClient(GroupClient):
         if self._syncing.waiting:
             return
         assigned, self._syncing = decode_assignment(self._syncing.result.assignment).partitions, None
-        self.wants_join = self.is_cooperative and bool(self.owned - assigned)  # what it gave up is for somebody else
+        self.wants_join = self.is_cooperative and bool(
+            self.owned - assigned
+        )  # it revoked partitions for another member
         self.owned = assigned
 
     def _assign(self, joined: JoinResult) -> dict[str, bytes]:

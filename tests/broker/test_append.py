@@ -78,7 +78,7 @@ def stamped() -> bytearray:
         (batch(producer_id=1, base_sequence=0, transactional=True), TransactionalIdRequired),
     ],
 )
-async def test_each_rejection_has_a_type_of_its_own(tmp_path: Path, data: bytearray, kind: type[Exception]) -> None:
+async def test_each_rejection_has_its_own_type(tmp_path: Path, data: bytearray, kind: type[Exception]) -> None:
     async with opened(tmp_path) as broker:
         stream = await broker.streams.create("t")
         with pytest.raises(kind) as caught:
@@ -87,7 +87,7 @@ async def test_each_rejection_has_a_type_of_its_own(tmp_path: Path, data: bytear
         assert stream.partitions[0].end_offset == 0
 
 
-def test_validation_tells_a_wrong_checksum_and_a_missing_key_apart_by_type() -> None:
+def test_a_wrong_checksum_and_a_missing_key_are_different_error_types() -> None:
     data = batch()
     data[CRC_AT] ^= 1
     with pytest.raises(ChecksumMismatch):

@@ -21,7 +21,7 @@ tables = some.recursive(leaves, lambda inner: some.lists(inner) | some.dictionar
 
 
 @given(tables)
-def test_any_value_comes_back(value: Any) -> None:
+def test_decoding_encoded_arguments_returns_the_same_value(value: Any) -> None:
     assert from_plain(to_plain(value)) == value
 
 

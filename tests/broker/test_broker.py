@@ -114,7 +114,7 @@ async def test_streams_survive_a_restart_under_any_name(tmp_path: Path) -> None:
     for name in names:
         assert values(again, name) == [name.encode()]
     assert again.streams.get("topic").settings.retention_ms == 3_600_000
-    assert again.streams.get("plain").settings.retention_ms == -1  # a queue keeps what nobody has settled
+    assert again.streams.get("plain").settings.retention_ms == -1  # a queue keeps unsettled messages
     await again.close()
 
 
@@ -272,7 +272,7 @@ async def test_one_request_is_one_batch_per_partition(broker: Broker) -> None:
     assert all(len(part.infos) == 1 for part in prepared)
 
 
-async def test_what_is_too_large_for_one_journal_entry_is_stored_partition_by_partition(broker: Broker) -> None:
+async def test_a_request_too_large_for_one_journal_entry_is_stored_partition_by_partition(broker: Broker) -> None:
     stream = await broker.streams.create("t", 3)
     messages: list[Any] = [(None, b"x" * 100_000, (), p, -1) for p in (0, 1, 2) for _ in range(5)]
     places = await broker.publish(stream, messages)  # 1.5 MB; the journal's files have 1 MB
@@ -299,7 +299,7 @@ async def test_publishing_to_a_deleted_stream_fails(broker: Broker) -> None:
 async def test_a_deleted_data_folder_is_reported_and_nothing_is_confirmed_any_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Files without a name take what is written, and nobody ever finds it again."""
+    """Writes to files without a name succeed, but nothing can be found again."""
     broker = await Broker.open(config(tmp_path / "data"))
     stream = await broker.streams.create("t")
     await broker.publish(stream, [message(b"x")])
@@ -349,7 +349,7 @@ async def test_a_cursor_cannot_stand_where_nothing_is(broker: Broker) -> None:
         broker.cursors.get("job")
 
 
-async def test_unpinning_lets_retention_go_on(broker: Broker) -> None:
+async def test_retention_continues_after_a_pin_is_removed(broker: Broker) -> None:
     stream = await broker.streams.create("t")
     log = stream.partitions[0].log
     await broker.cursors.commit("job", stream, {0: 0}, pin=True)
@@ -389,7 +389,7 @@ async def test_old_messages_go_unless_a_pinned_cursor_needs_them(broker: Broker)
     await broker.housekeeping.once()
     assert kept.partitions[0].start_offset == 0
     assert gone.partitions[0].start_offset > 0
-    clock.advance(2 * 24 * 3600)  # nobody moved the cursor: it is dropped, and its pin with it
+    clock.advance(2 * 24 * 3600)  # the cursor was not moved, so it is dropped together with its pin
     await broker.housekeeping.once()
     with pytest.raises(CursorNotFound):
         broker.cursors.get("job")

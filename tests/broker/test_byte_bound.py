@@ -69,7 +69,9 @@ async def test_a_returned_message_causes_older_ones_to_be_dropped(broker: Broker
     await waiting(queue, [b"b" * 8])
 
 
-async def test_a_policy_on_a_long_backlog_reads_it_in_turns(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_policy_on_a_long_backlog_reads_it_cooperatively(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = await declare(broker)
     for part in range(20):
         await publish(broker, queue, *(b"%06d" % n + b"x" * 1000 for n in range(part * 50, part * 50 + 50)))

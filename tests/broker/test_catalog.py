@@ -93,7 +93,7 @@ def test_every_name_has_a_file_of_its_own_that_any_filesystem_takes(identities: 
         assert len(file) <= 100 and file.isascii() and "/" not in file and not file.startswith(".")
 
 
-def test_strange_names_come_back_from_a_real_disk(tmp_path: Path) -> None:
+def test_unusual_names_survive_a_real_disk(tmp_path: Path) -> None:
     names = ["a", ".", "..", "../../etc/passwd", "\0", "x" * 255, "é" * 127, "a/b\\c", "\n", "CON", "a.json"]
     catalog = FileCatalog(RealDisk(), str(tmp_path))
     for name in names:
@@ -144,7 +144,7 @@ def test_a_damaged_file_without_a_copy_is_an_error_that_names_it(tmp_path: Path,
     assert file.read_bytes() == content
 
 
-def test_a_document_that_is_gone_comes_back_and_one_that_was_removed_does_not(tmp_path: Path) -> None:
+def test_a_lost_document_is_restored_and_a_removed_one_is_not(tmp_path: Path) -> None:
     catalog = FileCatalog(RealDisk(), str(tmp_path))
     for name in ("gone", "removed", "kept"):
         catalog.put(KIND, ("/", name), {"n": 1})
@@ -181,7 +181,7 @@ def test_a_folder_of_an_earlier_version_is_read_and_protected_from_then_on() -> 
     assert flipped in disk.files().values()
 
 
-def test_what_is_read_after_a_kill_outlives_a_power_cut() -> None:
+def test_documents_read_after_a_kill_survive_a_power_cut() -> None:
     """The name of a new document is seen and not durable yet: whatever is built on it must not be lost with it."""
     disk = SimulatedDisk()
     disk.mkdir("/data")
@@ -202,7 +202,7 @@ def test_what_is_read_after_a_kill_outlives_a_power_cut() -> None:
     assert seen > 1
 
 
-def test_a_copy_that_finds_no_room_does_not_refuse_a_change_nor_bring_back_the_past() -> None:
+def test_a_catalog_copy_on_a_full_disk_neither_refuses_a_change_nor_restores_an_old_one() -> None:
     disk = SimulatedDisk()
     disk.mkdir("/data")
     disk.sync_dir("/")

@@ -28,7 +28,7 @@ def names(found: list[Consumer]) -> str:
     return "".join(cast(Asked, consumer).name for consumer in found)
 
 
-def test_consumers_take_turns_in_the_order_they_were_added() -> None:
+def test_consumers_are_served_round_robin_in_the_order_they_were_added() -> None:
     consumers = of(*map(Asked, "abc"))
     seen = ""
     for _ in range(7):
@@ -39,7 +39,7 @@ def test_consumers_take_turns_in_the_order_they_were_added() -> None:
     assert names(consumers.in_turn(10)) == "bca"
 
 
-def test_for_one_message_not_all_consumers_are_asked() -> None:
+def test_delivering_a_message_does_not_check_all_consumers() -> None:
     everyone = [Asked(str(number)) for number in range(100)]
     consumers = of(*everyone)
     for _ in range(100):

@@ -13,7 +13,7 @@ async def _open(folder: Path, clock: ManualClock) -> Broker:
 
 
 async def test_a_cursor_that_is_moved_while_others_expire_stays(tmp_path: Path) -> None:
-    """Its job came back in time and was told so: the list of those to drop was made before."""
+    """The list of cursors to drop was made before the job renewed its cursor in time."""
     clock = ManualClock()
     broker = await _open(tmp_path, clock)
     stream = await broker.streams.create("t")
@@ -51,7 +51,7 @@ async def test_a_cursor_that_is_moved_while_a_topic_is_deleted_does_not_go_back(
     await broker.close()
 
 
-async def test_a_cursor_that_is_pinned_while_retention_is_under_way_finds_its_records(tmp_path: Path) -> None:
+async def test_a_cursor_pinned_during_retention_keeps_its_records(tmp_path: Path) -> None:
     clock = ManualClock()
     broker = await _open(tmp_path, clock)
     stream = await broker.streams.create("t", config={"segment_size": 1024, "retention_bytes": 0})

@@ -59,12 +59,12 @@ def test_an_argument_of_another_queue_type_is_refused(kind: str, name: str) -> N
     assert str(caught.value) == f"invalid arg '{name}' for queue 'q' of queue type rabbit_{kind}_queue"
 
 
-def test_the_type_is_looked_at_before_the_value() -> None:
+def test_the_type_of_an_argument_is_checked_before_its_value() -> None:
     with pytest.raises(ArgumentMismatch, match="of queue type rabbit_classic_queue"):
         declared(**{"x-dead-letter-strategy": "never"}).check("queue 'q'")
 
 
-def test_a_policy_may_say_what_only_some_of_its_queues_can_do() -> None:
+def test_a_policy_may_have_keys_that_only_some_of_its_queues_support() -> None:
     assert limits({"max-age": "1D", "dead-letter-strategy": "at-least-once"}).max_age_ms == 86_400_000
 
 
@@ -91,7 +91,7 @@ def test_a_time_of_more_than_ten_years_is_refused(name: str) -> None:
         ("9" * 5000, f"{{value_too_large,{'9' * 5000}}}"),
     ],
 )
-def test_an_expiration_is_what_rabbitmq_takes_for_one(text: object, fault: str | None) -> None:
+def test_an_expiration_is_parsed_as_by_rabbitmq(text: object, fault: str | None) -> None:
     assert expiration_fault(text) == fault
 
 
@@ -103,7 +103,9 @@ def test_an_expiration_is_what_rabbitmq_takes_for_one(text: object, fault: str |
         ({"hash-header": "a", "hash-property": "message_id"}, "hash-header and hash-property are mutually exclusive"),
     ],
 )
-def test_a_consistent_hash_of_what_it_cannot_hash_is_refused(arguments: dict[str, str], sentence: str) -> None:
+def test_a_consistent_hash_exchange_with_an_unknown_hash_property_is_refused(
+    arguments: dict[str, str], sentence: str
+) -> None:
     def exchange(kind: str, **more: str) -> ExchangeDeclared:
         return ExchangeDeclared(kind, durable=True, auto_delete=False, internal=False, arguments=arguments | more)
 

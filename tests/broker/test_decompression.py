@@ -44,7 +44,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
 
 @pytest.fixture
 async def compressed(broker: Broker) -> Partition:
-    """20 MB of one letter in a few kilobytes, which one read returns at once; the last message has another, too."""
+    """20 MB of one letter, compressed to a few kilobytes; a single read returns it. The last message also has a z."""
     await broker.streams.create("compressed")
     partition = broker.streams.get("compressed").partitions[0]
     for batch in range(BATCHES):
@@ -57,8 +57,8 @@ async def compressed(broker: Broker) -> Partition:
 
 
 @pytest.fixture
-def decompressed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of values that were decoded, one number for each time."""
+def decoded_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of value bytes that each call decoded."""
     sizes: list[int] = []
 
     def counted(decode: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,15 +76,15 @@ def decompressed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 async def test_reading_decompresses_about_as_much_as_a_page_takes(
-    broker: Broker, compressed: Partition, decompressed: list[int]
+    broker: Broker, compressed: Partition, decoded_bytes: list[int]
 ) -> None:
     stream = broker.streams.get("compressed")
     seen, offset = 0, 0
     while offset < compressed.end_offset:
-        decompressed.clear()
+        decoded_bytes.clear()
         page = await broker.read(stream, compressed, offset, limit=10_000, bytes_max=int(1.5 * BATCH_BYTES))
         assert [record.offset for record in page.records] == list(range(offset, page.next_offset))
-        assert sum(decompressed) <= 3 * BATCH_BYTES
+        assert sum(decoded_bytes) <= 3 * BATCH_BYTES
         seen += len(page.records)
         offset = page.next_offset
     assert seen == BATCHES * MESSAGES
@@ -99,24 +99,24 @@ async def test_a_page_that_ends_with_a_batch_continues_after_it(broker: Broker, 
 
 
 async def test_browsing_decompresses_about_as_much_as_a_page_takes(
-    broker: Broker, compressed: Partition, decompressed: list[int]
+    broker: Broker, compressed: Partition, decoded_bytes: list[int]
 ) -> None:
     found = await browse(broker.pages.decoder, compressed, 0, limit=500, bytes_max=BATCH_BYTES + 1)
     assert (len(found.records), found.next_offset) == (MESSAGES + 1, MESSAGES + 1)
-    assert sum(decompressed) == 2 * BATCH_BYTES
+    assert sum(decoded_bytes) == 2 * BATCH_BYTES
 
 
 async def test_a_search_ends_its_page_after_many_bytes_and_can_continue(
-    broker: Broker, compressed: Partition, decompressed: list[int], monkeypatch: pytest.MonkeyPatch
+    broker: Broker, compressed: Partition, decoded_bytes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(browsing, "SCAN_BYTES_MAX", 2 * BATCH_BYTES)
     offset, found, pages = 0, [], 0
     while offset < compressed.end_offset:
-        decompressed.clear()
+        decoded_bytes.clear()
         page = await browse(
             broker.pages.decoder, compressed, offset, limit=500, bytes_max=BATCH_BYTES, content=contains("z")
         )
-        assert page.next_offset > offset and sum(decompressed) <= 3 * BATCH_BYTES
+        assert page.next_offset > offset and sum(decoded_bytes) <= 3 * BATCH_BYTES
         offset, pages = page.next_offset, pages + 1
         found += page.records
     assert [record.offset for record in found] == [BATCHES * MESSAGES - 1]
@@ -125,7 +125,7 @@ async def test_a_search_ends_its_page_after_many_bytes_and_can_continue(
 
 @pytest.fixture
 def decompressions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the compressed batches, one number for each time that one was decompressed."""
+    """The compressed size of each batch that was decompressed."""
     sizes: list[int] = []
 
     def counted(codec: int, data: memoryview, limit_bytes: int) -> bytes:
@@ -138,7 +138,7 @@ def decompressions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 class Prefetching:
-    """A consumer with a credit of one, as far as a queue knows it: everything is settled at once."""
+    """A consumer with a prefetch of one that settles everything at once, as a queue sees it."""
 
     no_ack, exclusive, priority = True, False, 0
 
@@ -149,7 +149,7 @@ class Prefetching:
         return 1
 
     def deliver(self, view: View, data: Any, start: int, *_: Any) -> Any:
-        # As for every record that AMQP did not write.
+        # As for every record that no AMQP client wrote.
         return SimpleNamespace(next_offset=start, count=0, body_bytes=0, needs_message=True, gaps=())
 
     def deliver_message(self, view: View, offset: int, message: Message, redelivered: bool) -> None:
@@ -158,9 +158,9 @@ class Prefetching:
 
 @pytest.mark.parametrize("how", ["basic.get", "a consumer", "a consumer of a stream"])
 async def test_a_compressed_batch_in_a_queue_is_decompressed_once_for_all_its_messages(
-    broker: Broker, decompressions: list[int], decompressed: list[int], how: str
+    broker: Broker, decompressions: list[int], decoded_bytes: list[int], how: str
 ) -> None:
-    """One by one, each of them cost as much as the whole batch."""
+    """Each message cost as much as decompressing the whole batch."""
     kind = "stream" if "stream" in how else "classic"
     queue = await declare(broker.vhosts.get("/"), "q", x_queue_type=kind)
     partition = broker.streams.get("q").partitions[0]
@@ -168,7 +168,7 @@ async def test_a_compressed_batch_in_a_queue_is_decompressed_once_for_all_its_me
     for half in (sent[:MANY], sent[MANY:]):
         records = [(None, value, (), 1) for value in half]
         await partition.append(codec.build(records, codec=ZSTD, timestamp_ms=1))
-    del decompressions[:], decompressed[:]
+    del decompressions[:], decoded_bytes[:]
     if how == "basic.get":
         assert bodies(queue) == sent
     else:
@@ -179,7 +179,7 @@ async def test_a_compressed_batch_in_a_queue_is_decompressed_once_for_all_its_me
         await until(lambda: len(consumer.got) == len(sent))
         assert consumer.got == sent
     assert len(decompressions) < (40 if kind == "stream" else 3), "about once for each batch"
-    assert len(decompressed) < len(sent) / 50, "walks through a batch"
+    assert len(decoded_bytes) < len(sent) / 50, "passes over a batch"
 
 
 async def test_a_batch_too_large_to_be_cached_decompressed_is_still_read(
@@ -196,28 +196,28 @@ async def test_a_batch_too_large_to_be_cached_decompressed_is_still_read(
 async def test_a_search_by_time_decompresses_only_the_batch_it_ends_in(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A megabyte that is read at once may decompress to gigabytes, and each look decoded all of it."""
+    """A megabyte may decompress to gigabytes, and each search decoded all of it."""
     await broker.streams.create("timed")
     partition = broker.streams.get("timed").partitions[0]
     for number in range(10):
         times = (10 * number, 10 * number + 5)
         messages = [(b"", b"a" * 1000, (), at) for at in times]
         await partition.append(codec.build(messages, codec=ZSTD, timestamp_ms=times[0]))
-    decompressed: list[int] = []
+    decoded_bytes: list[int] = []
 
     def counted(*args: Any) -> bytes:
-        decompressed.append(1)
+        decoded_bytes.append(1)
         return decompress(*args)
 
     monkeypatch.setattr(payload, "decompress", counted)
     for timestamp, wanted in ((0, (0, 0)), (1, (1, 5)), (55, (11, 55)), (56, (12, 60)), (95, (19, 95)), (96, None)):
-        decompressed.clear()
+        decoded_bytes.clear()
         assert partition.log.offset_for_timestamp_now(timestamp) == wanted
-        assert len(decompressed) == (wanted is not None)
+        assert len(decoded_bytes) == (wanted is not None)
 
 
 class Held(bytes):
-    """What was read, and how much of it somebody still has."""
+    """Bytes that were read, with the total size of those still referenced."""
 
     alive_bytes = 0
 
@@ -234,7 +234,7 @@ async def test_of_many_searches_by_time_that_wait_for_the_thread_only_the_runnin
     looks, size = 20, 100_000
     stream = await broker.streams.create("timed", looks)
     for partition in stream.partitions:
-        values = os.urandom(size), bytes(2 << 20)  # little of it can be compressed, and it decompresses to much
+        values = os.urandom(size), bytes(2 << 20)  # mostly incompressible, and large when decompressed
         await partition.append(codec.build([(None, value, (), 5) for value in values], codec=ZSTD, timestamp_ms=5))
     has_begun, goes_on = threading.Event(), threading.Event()
 

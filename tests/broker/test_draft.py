@@ -18,7 +18,7 @@ LONG = "n" * 250
 
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    """With a topic of one partition, an exchange, a queue, and a queue that is somebody's own."""
+    """A broker with a topic of one partition, an exchange, a queue and an exclusive queue."""
     opened = await Broker.open(config(tmp_path / "data", amqp_bindings_max=BINDINGS_MAX))
     await opened.streams.create("there-topic")
     host = opened.vhosts.get("/")
@@ -106,7 +106,7 @@ REFUSED: list[tuple[Document, str]] = [
 
 
 @pytest.mark.parametrize(("document", "words"), REFUSED)
-async def test_what_could_not_be_declared_is_named_and_nothing_of_its_document_is_done(
+async def test_a_document_with_an_invalid_declaration_is_refused_as_a_whole(
     broker: Broker, document: Document, words: str
 ) -> None:
     before = await definitions.export(broker)
@@ -134,7 +134,7 @@ async def test_what_could_not_be_declared_is_named_and_nothing_of_its_document_i
         {"bindings": binding(routing_key="a")["bindings"] * 9 + binding("there", routing_key="k")["bindings"]},
     ],
 )
-async def test_what_can_be_declared_is_taken_and_taken_again(broker: Broker, document: Document) -> None:
+async def test_a_valid_document_can_be_applied_repeatedly(broker: Broker, document: Document) -> None:
     await definitions.import_(broker, document)
     done = await definitions.export(broker)
     await definitions.import_(broker, document)

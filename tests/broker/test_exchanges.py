@@ -37,7 +37,7 @@ def topic_oracle(pattern: str, key: str) -> bool:
 
 
 @given(st.lists(patterns, max_size=6), keys)
-def test_topic_patterns_match_as_their_definition_says(given_patterns: list[str], key: str) -> None:
+def test_topic_patterns_match_as_specified(given_patterns: list[str], key: str) -> None:
     trie: TopicTrie[int] = TopicTrie()
     for number, pattern in enumerate(given_patterns):
         trie.add(pattern, number)
@@ -133,7 +133,7 @@ def test_the_consistent_hash_spreads_by_weight_and_moves_few_keys_when_a_queue_l
     assert all(names(exchange, key) == [name] for key, name in before.items() if name != "two")
 
 
-def test_a_message_with_several_keys_goes_to_one_queue_of_a_consistent_hash() -> None:
+def test_a_consistent_hash_exchange_routes_a_message_with_several_keys_to_one_queue() -> None:
     routing: Routing[Destination] = Routing("/")
     exchange = routing.exchanges["c"] = bound(make_exchange("c", "x-consistent-hash"), **dict.fromkeys("abcdef", "1"))
     message = Message("c", "0", b"\0\0", b"")
@@ -159,7 +159,7 @@ def test_a_weight_must_be_a_number() -> None:
         bound(make_exchange("c", "x-consistent-hash"), q="heavy")
 
 
-def test_a_heavy_binding_costs_a_consistent_hash_no_more_than_its_points() -> None:
+def test_the_weight_of_a_consistent_hash_binding_is_limited() -> None:
     """Regression: inserting each point into a ring of hundreds of thousands blocked for seconds."""
     exchange = make_exchange("c", "x-consistent-hash")
     calls = 0
@@ -190,7 +190,7 @@ def test_a_point_of_a_consistent_hash_takes_eight_bytes() -> None:
     assert memory.kept_bytes < 12 * 200 * ConsistentHash.POINTS_PER_WEIGHT
 
 
-def test_a_queue_bound_twice_to_a_consistent_hash_stays_when_one_binding_goes() -> None:
+def test_removing_one_of_two_consistent_hash_bindings_keeps_the_queue_bound() -> None:
     exchange, twice = make_exchange("c", "x-consistent-hash"), queue("twice")
     bindings = [Binding("c", twice, key, {}) for key in ("1", "2")]
     for binding in bindings:

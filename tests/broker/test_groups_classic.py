@@ -26,7 +26,7 @@ def world() -> World:
     return World()
 
 
-def test_the_first_member_leads_and_gets_what_it_assigns(world: World) -> None:
+def test_the_first_member_is_the_leader_and_gets_the_partitions_that_it_assigns(world: World) -> None:
     joined = world.join("g").result
     assert joined.leader == joined.member_id
     assert joined.generation == 1
@@ -68,7 +68,7 @@ def test_a_pause_of_the_broker_is_not_the_silence_of_its_members(world: World) -
     assert len(group.members) == 2
     group.heartbeat(first.member_id, None, first.generation)  # it was in the socket
     loop.advance(5)
-    assert list(group.members) == [first.member_id], "and who says nothing then is gone"
+    assert list(group.members) == [first.member_id], "silent members are removed"
     loop.advance(11)
     assert not group.members, "a timer that is on time is not put off"
 
@@ -88,7 +88,7 @@ def test_a_member_that_stops_beating_is_removed_and_the_rest_rebalance(world: Wo
     assert [member_id for member_id, _, _ in again.members] == [first.member_id]
 
 
-def test_a_member_that_does_not_join_in_time_is_left_behind(world: World) -> None:
+def test_a_member_that_does_not_join_in_time_is_removed(world: World) -> None:
     first, second = world.stable("g", 2)
     again = world.join("g", first.member_id, protocols=(("range", b"changed"),))
     group = world.groups.known_classic("g")
@@ -122,10 +122,10 @@ def test_leaving_starts_a_rebalance_and_the_last_one_empties_the_group(world: Wo
     assert group.generation == first.generation + 1
 
 
-def test_clients_that_can_are_told_an_id_to_join_with(world: World) -> None:
+def test_clients_that_support_it_get_a_member_id_to_join_with(world: World) -> None:
     with pytest.raises(MemberIdRequired) as caught:
         assert world.join("g", id_required=True).result
-    assert not world.groups.known_classic("g").members, "nobody is a member yet"
+    assert not world.groups.known_classic("g").members, "the group has no members yet"
     joined = world.join("g", caught.value.member_id, id_required=True).result
     assert joined.member_id == caught.value.member_id
 
@@ -170,7 +170,7 @@ class Asked(tuple[tuple[str, bytes], ...]):
         return super().__iter__()
 
 
-def test_a_join_does_not_ask_every_other_member_what_it_knows(world: World) -> None:
+def test_a_join_does_not_compare_the_protocols_of_all_members(world: World) -> None:
     """A group of thousands would take seconds of everybody's time to come up."""
     protocols = Asked((("range", b""), ("sticky", b"")))
     world.join("g", protocols=protocols)
@@ -181,7 +181,7 @@ def test_a_join_does_not_ask_every_other_member_what_it_knows(world: World) -> N
     assert 0 < Asked.times < 10
 
 
-def test_the_protocols_of_one_member_are_not_looked_through_for_each_of_anothers(world: World) -> None:
+def test_comparing_the_protocols_of_two_members_is_not_quadratic(world: World) -> None:
     """Two requests of a hundred thousand names each would stop the broker for minutes."""
     first = world.join("g", protocols=Asked((f"a{number}", b"") for number in range(1000))).result
     Asked.times = 0
@@ -192,7 +192,7 @@ def test_the_protocols_of_one_member_are_not_looked_through_for_each_of_anothers
     assert 0 < Asked.times < 100
 
 
-def test_what_a_member_that_left_did_not_know_is_common_again(world: World) -> None:
+def test_a_protocol_that_only_a_former_member_lacked_is_common_again(world: World) -> None:
     first = world.join("g", protocols=(("range", b""), ("sticky", b""))).result
     second = world.join("g", protocols=(("range", b""),))
     assert isinstance(world.join("g", protocols=(("sticky", b""),)).value, InconsistentProtocol)
@@ -248,8 +248,8 @@ def assign(world: World, leader: JoinResult) -> None:
     world.sync("g", leader, {member_id: str(name).encode() for member_id, name, _ in leader.members})
 
 
-def test_a_static_leader_that_joins_again_begins_a_rebalance(world: World) -> None:
-    """Its topics have grown: its metadata are the same, and the new partitions were read by nobody."""
+def test_a_static_leader_that_rejoins_starts_a_rebalance(world: World) -> None:
+    """Its topics got more partitions. Its metadata did not change, and the new partitions were not assigned."""
     leader, _ = static_pair(world)
     assign(world, leader)
     again = world.join("g", leader.member_id, instance_id="one")
@@ -271,7 +271,7 @@ def test_a_static_member_that_restarts_with_other_metadata_keeps_its_place(world
     assert world.classic("g").members[again.member_id].protocols == (("range", b"other"),)
 
 
-def test_a_static_member_that_restarts_with_another_favourite_protocol_begins_a_rebalance(world: World) -> None:
+def test_a_static_member_that_restarts_with_another_preferred_protocol_starts_a_rebalance(world: World) -> None:
     both = (("range", b"r"), ("roundrobin", b"rr"))
     leader, _ = static_pair(world, both)
     assert leader.protocol == "range"
@@ -285,9 +285,7 @@ def test_a_static_member_that_restarts_with_another_favourite_protocol_begins_a_
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
-def test_a_static_member_that_restarts_before_it_is_assigned_anything_begins_a_rebalance(
-    world: World, name: str
-) -> None:
+def test_a_static_member_that_restarts_before_its_assignment_starts_a_rebalance(world: World, name: str) -> None:
     """The leader assigns to its old id; it was left with nothing, in a group that called itself stable."""
     pair = dict(zip(("one", "two"), static_pair(world), strict=True))
     del pair[name]
@@ -312,7 +310,7 @@ def test_a_static_leader_that_restarts_does_not_assign(world: World) -> None:
     assert world.classic("g").leader == second.member_id
 
 
-def test_static_members_that_are_away_and_allow_no_time_are_not_looked_for_all_the_time(world: World) -> None:
+def test_absent_static_members_with_a_short_rebalance_timeout_are_not_polled(world: World) -> None:
     """For half an hour, by each of any number of groups, if their sessions are as long."""
     first = world.join("g", instance_id="one", rebalance_timeout_ms=1).result
     world.sync("g", first)
@@ -347,7 +345,7 @@ def test_a_group_has_a_largest_size() -> None:
         assert world.join("g").result
 
 
-def test_who_was_told_an_id_finds_the_last_place_free() -> None:
+def test_a_member_with_an_assigned_id_can_take_the_last_place() -> None:
     world = World(members_max=1)
     with pytest.raises(MemberIdRequired) as required:
         _ = world.join("g", id_required=True).result

@@ -29,7 +29,7 @@ def world() -> World:
 
 
 class Client:
-    """A consumer that does what it is told: gives up, takes, and says so."""
+    """A consumer that follows its assignment: revokes, takes over and reports its partitions."""
 
     def __init__(self, group: ConsumerGroup, name: str, **values: Any) -> None:
         self.group = group
@@ -67,7 +67,7 @@ def test_a_lone_member_gets_everything_at_once(world: World) -> None:
     assert world.groups.consumer("g").state == "Stable"
 
 
-def test_a_second_member_takes_only_what_the_first_has_given_up(world: World) -> None:
+def test_a_second_member_gets_partitions_only_after_the_first_has_revoked_them(world: World) -> None:
     group = world.groups.consumer("g")
     first = Client(group, "a")
     second = Client(group, "b")
@@ -85,7 +85,7 @@ def test_a_second_member_takes_only_what_the_first_has_given_up(world: World) ->
     assert first.epoch == second.epoch == 2
 
 
-def test_what_a_member_leaves_behind_is_taken(world: World) -> None:
+def test_the_partitions_of_a_member_that_left_are_reassigned(world: World) -> None:
     group = world.groups.consumer("g")
     first, second = Client(group, "a"), Client(group, "b")
     settle(first, second)
@@ -106,7 +106,7 @@ def test_a_member_that_stops_beating_loses_its_partitions(world: World) -> None:
         second.beat()
 
 
-def test_a_member_that_will_not_let_go_is_removed_after_its_rebalance_timeout(world: World) -> None:
+def test_a_member_that_does_not_revoke_is_removed_after_its_rebalance_timeout(world: World) -> None:
     group = world.groups.consumer("g")
     first, second = Client(group, "a"), Client(group, "b")
     for _ in range(6):
@@ -181,7 +181,7 @@ def test_a_static_member_that_left_for_a_moment_keeps_its_partitions(world: Worl
     assert group.epoch == epoch
 
 
-def test_a_static_member_comes_back_under_its_old_id(world: World) -> None:
+def test_a_static_member_rejoins_with_its_old_id(world: World) -> None:
     """Java keeps its id when it was away for longer than max.poll.interval.ms; it was never let in again."""
     group = world.groups.consumer("g")
     first, second = Client(group, "a", instance_id="one"), Client(group, "b")
@@ -230,14 +230,14 @@ def test_a_member_does_not_join_again_as_another_instance(world: World, instance
 
 
 @pytest.mark.parametrize("member_id", ["a", "a2"])
-def test_a_static_member_that_left_owes_nothing_when_it_comes_back(world: World, member_id: str) -> None:
+def test_a_static_member_that_rejoins_has_nothing_to_revoke(world: World, member_id: str) -> None:
     group = world.groups.consumer("g")
     first = Client(group, "a", instance_id="one")
     second = Client(group, "b")
     first.beat(report=False)  # told to give up two
     group.heartbeat(Heartbeat(member_id="a", instance_id="one", epoch=-2))
     second.beat()
-    assert len(second.owned) == 2, "who left holds nothing back"
+    assert len(second.owned) == 2, "a member that left blocks no partition"
     back = Client(group, member_id, instance_id="one")
     assert (len(back.owned), back.epoch) == (2, group.epoch)
     with pytest.raises(FencedMemberEpoch):
@@ -250,7 +250,7 @@ members = st.dictionaries(st.sampled_from("xyzuvw"), st.frozensets(st.sampled_fr
 
 
 @given(members, topics, st.sampled_from(sorted(ASSIGNORS)))
-def test_every_partition_somebody_wants_has_one_reader(
+def test_every_subscribed_partition_has_one_owner(
     subscriptions: dict[str, frozenset[str]], partitions: dict[str, int], assignor: str
 ) -> None:
     result = ASSIGNORS[assignor](subscriptions, partitions, {})
@@ -267,7 +267,9 @@ def test_every_partition_somebody_wants_has_one_reader(
 
 
 @given(st.integers(1, 7), topics, st.integers(1, 7))
-def test_uniform_is_level_and_moves_only_what_it_must(before: int, partitions: dict[str, int], after: int) -> None:
+def test_the_uniform_assignor_is_balanced_and_moves_as_few_partitions_as_possible(
+    before: int, partitions: dict[str, int], after: int
+) -> None:
     everything = frozenset("abcd")
     held = assign_uniform({f"m{n}": everything for n in range(before)}, partitions, {})
     result = assign_uniform({f"m{n}": everything for n in range(after)}, partitions, held)
@@ -288,7 +290,7 @@ def test_range_gives_neighbours_to_the_same_member() -> None:
     assert result["m1"] == {("a", 0), ("a", 1), ("b", 0), ("b", 1)}
 
 
-def test_a_second_member_of_a_large_topic_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_member_of_a_large_topic_does_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the first one held was sorted anew for every partition that moved: 16 s, with ten thousand of them."""
     compared = 0
 
@@ -305,7 +307,7 @@ def test_a_second_member_of_a_large_topic_keeps_nobody_waiting(monkeypatch: pyte
     assert compared < 10_000
 
 
-def test_a_heartbeat_that_changes_nothing_looks_at_no_topic_and_no_other_member(
+def test_a_heartbeat_without_changes_examines_no_topic_and_no_other_member(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a hundred members that subscribe to a thousand topics by pattern, each took half a second, of everybody."""

@@ -1,4 +1,4 @@
-"""Groups of the KIP-848 protocol over a restart: members keep their epochs and partitions, and nobody joins again."""
+"""Groups of the KIP-848 protocol over a restart: members keep their epochs and partitions without joining again."""
 
 from typing import Any
 
@@ -86,7 +86,7 @@ def test_a_heartbeat_that_changes_nothing_writes_nothing(world: World) -> None:
     assert kept(world).result == "kept"
 
 
-def test_a_member_is_told_only_what_a_crash_would_leave(world: World) -> None:
+def test_a_member_only_gets_assignments_that_are_durable(world: World) -> None:
     world.journal.hold = True
     group = world.groups.consumer("g")
     Client(group, "a")
@@ -99,7 +99,7 @@ def test_a_member_is_told_only_what_a_crash_would_leave(world: World) -> None:
     assert [one.result for one in both] == ["kept", "kept"]
 
 
-def test_what_the_disk_refused_is_written_with_the_next_heartbeat(world: World) -> None:
+def test_a_change_refused_by_a_full_disk_is_written_with_the_next_heartbeat(world: World) -> None:
     group = world.groups.consumer("g")
     first, second = Client(group, "a"), Client(group, "b")
     world.journal.hold = True
@@ -117,7 +117,7 @@ def test_what_the_disk_refused_is_written_with_the_next_heartbeat(world: World) 
     assert list(world.groups.consumer("g").members) == ["a"]
 
 
-def test_a_member_that_does_not_come_back_after_a_restart_is_gone_after_one_session(world: World) -> None:
+def test_a_member_that_does_not_return_after_a_restart_is_removed_after_one_session(world: World) -> None:
     group = world.groups.consumer("g")
     first, second = Client(group, "a"), Client(group, "b")
     settle(first, second)
@@ -133,7 +133,7 @@ def test_a_member_that_does_not_come_back_after_a_restart_is_gone_after_one_sess
         second.beat()
 
 
-def test_who_will_not_let_go_is_removed_after_a_restart_too(world: World) -> None:
+def test_after_a_restart_a_member_that_does_not_revoke_is_also_removed(world: World) -> None:
     group = world.groups.consumer("g")
     first, second = Client(group, "a"), Client(group, "b")
     first.beat(report=False)  # told to give up two
@@ -172,7 +172,7 @@ def test_an_instance_is_held_through_a_restart(world: World) -> None:
     settle(back, second)
 
 
-def test_a_pattern_means_after_a_restart_what_it_meant_to_those_who_said_it(world: World) -> None:
+def test_a_subscription_pattern_has_the_same_meaning_after_a_restart(world: World) -> None:
     world.topics |= {"log-1": 2, "log-secret": 2}
     shown: dict[str, Any] = {"topics": frozenset(), "pattern": "log-.*", "may_read": lambda topic: topic == "log-1"}
     group = world.groups.consumer("g")
@@ -189,7 +189,7 @@ def test_a_pattern_means_after_a_restart_what_it_meant_to_those_who_said_it(worl
     assert {topic for topic, _ in told.assignment} == {"log-1", "log-2"}
 
 
-def test_a_topic_that_was_deleted_and_made_anew_is_told_after_a_restart(world: World) -> None:
+def test_after_a_restart_a_member_gets_the_partitions_of_a_recreated_topic(world: World) -> None:
     client = Client(world.groups.consumer("g"), "a")
     del world.topics["t"]
     world.groups.topic_deleted("t")
@@ -224,7 +224,7 @@ def test_a_group_that_becomes_a_classic_one_leaves_nothing(world: World) -> None
 
 @pytest.mark.parametrize("damage", [b"", b"\xc1", b"\x93\x01\x01\xa1x", None])
 @pytest.mark.parametrize("table", TABLES)
-def test_a_group_that_can_not_be_read_begins_anew(world: World, table: str, damage: bytes | None) -> None:
+def test_a_group_with_unreadable_state_starts_empty(world: World, table: str, damage: bytes | None) -> None:
     group = world.groups.consumer("g")
     settle(Client(group, "a"), Client(group, "b"))
     key = next(iter(world.journal.tables[table]))
@@ -246,7 +246,7 @@ def test_a_group_that_can_not_be_read_begins_anew(world: World, table: str, dama
 
 
 @pytest.mark.parametrize("unknown", [{"assignor": "of-tomorrow"}, {"pattern": "("}])
-def test_a_member_that_asks_for_what_is_not_there_joins_again(world: World, unknown: dict[str, str]) -> None:
+def test_a_stored_member_with_unknown_settings_joins_again(world: World, unknown: dict[str, str]) -> None:
     Client(world.groups.consumer("g"), "a")
     [(key, value)] = world.journal.items(MEMBERS)
     saved = msgspec.structs.replace(msgspec.msgpack.decode(value, type=SavedConsumer), **unknown)
@@ -258,7 +258,7 @@ def test_a_member_that_asks_for_what_is_not_there_joins_again(world: World, unkn
 @pytest.mark.parametrize(
     "large", [{"instance_id": "x" * 2000}, {"topics": frozenset(f"{n:0200}" for n in range(6000))}]
 )
-def test_what_is_too_large_to_be_kept_is_refused(world: World, large: dict[str, Any]) -> None:
+def test_a_member_too_large_to_be_stored_is_refused(world: World, large: dict[str, Any]) -> None:
     group = world.groups.consumer("g")
     with pytest.raises(InvalidInput):
         Client(group, "a", **large)

@@ -40,9 +40,7 @@ def test_an_empty_classic_group_is_taken_over_by_the_new_protocol_all_the_same(p
 
 @BOTH
 @pytest.mark.parametrize("policy", ["upgrade", "disabled"])
-def test_classic_members_go_on_in_a_group_of_the_new_protocol_where_no_downgrade_is_allowed(
-    policy: str, cooperative: bool
-) -> None:
+def test_classic_members_stay_in_a_consumer_group_that_may_not_downgrade(policy: str, cooperative: bool) -> None:
     world = World({"t": PARTITIONS}, migration_policy=policy)
     new = NewClient(world, "n")
     pair = [ClassicClient(world, cooperative=cooperative) for _ in range(2)]
@@ -74,7 +72,7 @@ def test_classic_members_that_were_kept_are_a_classic_group_once_that_is_allowed
     assert len(pair[0].owned) == PARTITIONS
 
 
-def test_each_way_is_open_by_itself() -> None:
+def test_the_migration_policy_allows_each_direction_separately() -> None:
     for policy, (up, down) in {
         "bidirectional": (True, True), "upgrade": (True, False), "downgrade": (False, True), "disabled": (False, False),
     }.items():  # fmt: skip

@@ -52,7 +52,7 @@ def world() -> World:
 
 
 @BOTH
-def test_classic_members_keep_what_they_hold_when_the_first_of_the_new_protocol_comes(
+def test_classic_members_keep_their_partitions_when_the_first_consumer_protocol_member_joins(
     world: World, cooperative: bool
 ) -> None:
     pair = classic_pair(world, cooperative=cooperative)
@@ -70,7 +70,9 @@ def test_classic_members_keep_what_they_hold_when_the_first_of_the_new_protocol_
 
 
 @BOTH
-def test_classic_members_give_up_what_the_new_one_gets(world: World, cooperative: bool) -> None:
+def test_classic_members_revoke_the_partitions_that_a_consumer_protocol_member_gets(
+    world: World, cooperative: bool
+) -> None:
     pair, new = mixed(world, cooperative=cooperative)
     assert [len(one.owned) for one in (*pair, new)] == [2, 2, 2]
     group = group_of(world)
@@ -82,12 +84,12 @@ def test_classic_members_give_up_what_the_new_one_gets(world: World, cooperative
     new.commit()
 
 
-def test_a_cooperative_member_goes_on_with_what_it_keeps(world: World) -> None:
+def test_a_cooperative_member_keeps_its_remaining_partitions_during_a_rebalance(world: World) -> None:
     pair = classic_pair(world, cooperative=True)
     before = pair[0].owned
     new = NewClient(world, "n")
     new.beat()
-    pair[0].step()  # is told to join
+    pair[0].step()  # its heartbeat is answered with rejoin
     pair[0].step()
     assert pair[0].owned < before, "at the generation it had"
     assert pair[0].wants_join
@@ -102,7 +104,7 @@ def test_a_cooperative_member_goes_on_with_what_it_keeps(world: World) -> None:
 
 
 @BOTH
-def test_a_member_that_waits_is_told_when_all_it_waits_for_is_free(world: World, cooperative: bool) -> None:
+def test_a_waiting_member_gets_its_partitions_when_all_of_them_are_free(world: World, cooperative: bool) -> None:
     pair, new = mixed(world, cooperative=cooperative)
     new.stop()
     settle(*pair)
@@ -141,7 +143,7 @@ def test_an_id_is_required_where_the_client_can_take_one(world: World) -> None:
 
 
 @pytest.mark.parametrize("cooperative", [False, True])
-def test_a_rebalance_that_is_under_way_goes_on_in_the_new_protocol(world: World, cooperative: bool) -> None:
+def test_a_rebalance_in_progress_continues_in_the_consumer_protocol(world: World, cooperative: bool) -> None:
     pair = classic_pair(world, cooperative=cooperative)
     third = ClassicClient(world, cooperative=cooperative)
     third.step()
@@ -155,7 +157,7 @@ def test_a_rebalance_that_is_under_way_goes_on_in_the_new_protocol(world: World,
     assert sorted(len(one.owned) for one in (*pair, third, new)) == [1, 1, 2, 2]
 
 
-def test_members_between_join_and_sync_hold_what_they_say_they_own(world: World) -> None:
+def test_members_between_join_and_sync_keep_the_partitions_they_claim(world: World) -> None:
     pair = classic_pair(world, cooperative=True)
     third = ClassicClient(world, cooperative=True)
     for one in (third, third, *pair, *pair):
@@ -197,13 +199,13 @@ def assigned_with_user_data(world: World, assignor: str) -> None:
     world.sync(GROUP, joined, {joined.member_id: assignment})
 
 
-def test_what_a_leader_assigns_beside_partitions_is_not_lost(world: World) -> None:
+def test_user_data_in_an_assignment_keeps_the_group_classic(world: World) -> None:
     assigned_with_user_data(world, "stream")
     with pytest.raises(GroupNotFound, match="stays classic"):
         NewClient(world, "n").beat()
 
 
-def test_what_librdkafka_says_beside_partitions_is_no_reason_to_stay_classic(world: World) -> None:
+def test_the_user_data_of_librdkafka_does_not_prevent_an_upgrade(world: World) -> None:
     assigned_with_user_data(world, "cooperative-sticky")
     NewClient(world, "n").beat()
     assert len(group_of(world).members) == 2
@@ -223,7 +225,7 @@ def test_a_join_that_is_refused_leaves_the_classic_group_as_it_was(world: World,
     assert len(classic_of(world).members) == 2
 
 
-def test_a_group_that_is_full_takes_nobody_of_the_new_protocol() -> None:
+def test_a_full_group_accepts_no_consumer_protocol_member() -> None:
     world = World({"t": PARTITIONS}, members_max=2)
     pair = classic_pair(world, id_required=False)
     with pytest.raises(GroupFull):
@@ -251,19 +253,19 @@ def test_requests_of_a_classic_member_are_held_to_its_epoch(world: World) -> Non
     with pytest.raises(IllegalGeneration):
         world.groups.check_commit(GROUP, one.member_id, None, one.generation - 1)
     with pytest.raises(UnknownMember):
-        group.heartbeat("somebody", None, one.generation)
+        group.heartbeat("unknown", None, one.generation)
     assert isinstance(refused_sync(world, one, generation=one.generation - 1), IllegalGeneration)
     assert isinstance(refused_sync(world, one, protocol="sticky"), InconsistentProtocol)
     assert isinstance(refused_sync(world, one, protocol_type="connect"), InconsistentProtocol)
 
 
-def test_a_sync_behind_a_change_of_the_group_is_told_to_join_again(world: World) -> None:
+def test_a_sync_after_a_change_of_the_group_is_answered_with_rejoin(world: World) -> None:
     pair, _ = mixed(world)
     NewClient(world, "other").beat()
     assert isinstance(refused_sync(world, pair[0]), RebalanceInProgress)
 
 
-def test_a_member_of_the_new_protocol_does_not_speak_the_classic_one(world: World) -> None:
+def test_a_consumer_protocol_member_may_not_use_classic_requests(world: World) -> None:
     _, new = mixed(world)
     with pytest.raises(UnknownMember):
         world.groups.known_classic(GROUP).heartbeat(new.member_id, None, new.epoch)
@@ -292,7 +294,7 @@ def test_a_classic_member_that_does_not_fit_is_refused(
     assert len(group_of(world).members) == 3
 
 
-def test_a_classic_member_is_gone_when_its_own_session_is_over(world: World) -> None:
+def test_a_classic_member_is_removed_after_its_own_session_timeout(world: World) -> None:
     pair = classic_pair(world, session_timeout_ms=20_000)
     new = NewClient(world, "n")
     settle(*pair, new)
@@ -341,7 +343,7 @@ WHAT = ["step", "step", "step", "swap", "crash", "restart", "grow"]
     st.booleans(),
     st.booleans(),
 )
-def test_whatever_the_order_no_partition_has_two_owners_and_none_is_left_out(
+def test_in_any_order_of_events_every_partition_has_exactly_one_owner(
     ops: list[tuple[str, int]], cooperative: bool, static: bool
 ) -> None:
     world = World({"t": PARTITIONS})

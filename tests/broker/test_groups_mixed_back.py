@@ -92,7 +92,7 @@ def test_members_in_the_midst_of_a_change_commit_and_join_again_when_the_group_i
         world.groups.check_commit(GROUP, pair[0].member_id, None, pair[0].generation - 1)
 
 
-def test_a_sync_that_comes_when_the_group_is_classic_again_is_told_to_join_again(world: World) -> None:
+def test_a_sync_after_a_downgrade_is_answered_with_rejoin(world: World) -> None:
     new = NewClient(world, "n")
     new.beat()
     joined, one = world.join(GROUP, protocols=(("range", subscription()),)).result, ClassicClient(world)
@@ -101,7 +101,7 @@ def test_a_sync_that_comes_when_the_group_is_classic_again_is_told_to_join_again
     assert isinstance(refused_sync(world, one), RebalanceInProgress)
 
 
-def test_a_member_left_behind_that_does_not_join_again_is_removed(world: World) -> None:
+def test_after_a_downgrade_a_member_that_does_not_rejoin_is_removed(world: World) -> None:
     pair, new = mixed(world)
     new.stop()
     pair[0].step()
@@ -112,7 +112,7 @@ def test_a_member_left_behind_that_does_not_join_again_is_removed(world: World) 
     assert set(classic_of(world).members) == {pair[0].member_id}
 
 
-def test_the_new_protocol_can_come_back_before_the_members_left_behind_have_joined(world: World) -> None:
+def test_a_group_can_be_upgraded_again_before_all_members_have_rejoined(world: World) -> None:
     pair, new = mixed(world, cooperative=True)
     new.stop()
     again = NewClient(world, "again")
@@ -136,7 +136,7 @@ def test_classic_members_that_leave_do_not_end_the_new_protocol(world: World) ->
 
 
 @BOTH
-def test_a_static_member_keeps_its_partitions_when_it_comes_back_with_the_other_protocol(
+def test_a_static_member_keeps_its_partitions_when_it_rejoins_with_the_other_protocol(
     world: World, cooperative: bool
 ) -> None:
     old = [ClassicClient(world, cooperative=cooperative, instance_id=name) for name in "ab"]
@@ -213,7 +213,7 @@ def test_classic_members_do_not_notice_a_restart(world: World, cooperative: bool
     assert len(classic_of(world).members) == 2
 
 
-def test_a_classic_member_is_told_only_what_a_crash_would_leave(world: World) -> None:
+def test_a_classic_member_only_gets_assignments_that_are_durable(world: World) -> None:
     pair = classic_pair(world)
     world.journal.hold = True
     world.groups.heartbeat(GROUP, Heartbeat(member_id="n", epoch=0, topics=frozenset("t")))

@@ -21,7 +21,7 @@ def committed(offset: int, group: str = "g", topic: str = "t", **values: object)
     return CommittedOffset(group=group, topic=topic, offset=offset, **{**fields, **values})  # type: ignore[arg-type]
 
 
-def test_d7_a_commit_is_answered_and_seen_only_once_it_is_durable() -> None:
+def test_an_offset_commit_is_answered_and_visible_only_once_it_is_durable() -> None:
     world = World()
     world.journal.hold = True
     answers: list[HeadraceError | None] = []
@@ -43,7 +43,7 @@ def test_a_commit_that_the_disk_refused_is_not_seen() -> None:
     assert world.groups.offsets.get("g", "t", 0) is None
 
 
-def test_d7_offsets_survive_a_restart() -> None:
+def test_committed_offsets_survive_a_restart() -> None:
     world = World()
     world.groups.commit([committed(5), committed(9, partition=1)], lambda error: None)
     world.groups.commit([committed(6)], lambda error: None)
@@ -52,7 +52,7 @@ def test_d7_offsets_survive_a_restart() -> None:
     assert world.groups.offsets.get("g", "t", 1) == committed(9, partition=1)
 
 
-def test_a_consumer_that_assigns_itself_may_commit_while_nobody_is_a_member() -> None:
+def test_a_consumer_without_a_subscription_may_commit_while_the_group_is_empty() -> None:
     world = World()
     world.groups.check_commit("g", "", None, -1)
     world.stable("g", 1)
@@ -60,7 +60,7 @@ def test_a_consumer_that_assigns_itself_may_commit_while_nobody_is_a_member() ->
         world.groups.check_commit("g", "", None, -1)
 
 
-def test_a_member_of_a_group_that_is_gone_may_not_commit() -> None:
+def test_a_member_of_a_deleted_group_may_not_commit() -> None:
     with pytest.raises(IllegalGeneration):
         World().groups.check_commit("g", "member", None, 3)
 

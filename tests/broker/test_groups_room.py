@@ -37,7 +37,7 @@ def test_metadata_of_all_groups_together_are_bounded(world: World) -> None:
     count = fill(lambda number: world.join(f"g{number}", protocols=LARGE).result)
     assert 2 <= count <= 10
     assert held(world) <= 10 * MB
-    assert world.join("small").result.leader, "and who says little is still taken"
+    assert world.join("small").result.leader, "a small member is still accepted"
 
 
 def test_a_member_that_is_refused_leaves_no_group_behind(world: World) -> None:
@@ -45,9 +45,9 @@ def test_a_member_that_is_refused_leaves_no_group_behind(world: World) -> None:
     assert len(world.groups.listing()) == count
 
 
-def test_a_member_that_goes_makes_room(world: World) -> None:
+def test_the_memory_of_a_member_that_leaves_is_freed(world: World) -> None:
     fill(lambda number: world.join(f"g{number}", protocols=LARGE).result)
-    world.timers.advance(11)  # nobody has said anything for a session
+    world.timers.advance(11)  # no member has sent a heartbeat for a session
     assert held(world) == 0
     world.join("g", protocols=LARGE).result  # noqa: B018
 
@@ -86,12 +86,12 @@ def test_assignments_are_counted_and_one_too_large_is_refused(world: World) -> N
     joined = world.join("g").result
     with pytest.raises(MembersFull):
         world.sync("g", joined, {joined.member_id: bytes(6 * MB)}).result  # noqa: B018
-    strangers = {f"nobody{number}": bytes(MB) for number in range(20)}
+    strangers = {f"unknown{number}": bytes(MB) for number in range(20)}
     world.sync("g", joined, {**strangers, joined.member_id: bytes(MB)}).result  # noqa: B018
     assert 2 * MB < held(world) < 3 * MB
 
 
-def test_members_of_the_new_protocol_have_the_same_room(world: World) -> None:
+def test_consumer_protocol_members_have_the_same_memory_limit(world: World) -> None:
     names = frozenset(f"{number:0200}" for number in range(5000))
 
     def beat(number: int) -> None:
@@ -115,7 +115,7 @@ def test_a_member_that_names_no_topic_but_a_pattern_is_counted(world: World) -> 
 
 
 @pytest.mark.parametrize("says", [{"pattern": ".*"}, {"topics": frozenset({"wide"})}], ids=["pattern", "names"])
-def test_what_members_of_the_new_protocol_are_assigned_is_counted(world: World, says: dict[str, Any]) -> None:
+def test_the_assignments_of_consumer_protocol_members_are_counted(world: World, says: dict[str, Any]) -> None:
     """Three characters of each made the broker keep the partitions of all topics, for every group."""
     world.topics = {"t": 1, "wide": 10_000}
     count = fill(lambda number: world.groups.heartbeat(f"g{number}", Heartbeat(member_id="m", epoch=0, **says)))
@@ -134,7 +134,7 @@ def test_what_members_of_the_new_protocol_are_assigned_is_counted(world: World, 
     assert held(world) == 0
 
 
-def test_a_restart_and_a_change_of_protocol_count_what_is_there(world: World) -> None:
+def test_memory_is_counted_correctly_after_a_restart_and_a_change_of_protocol(world: World) -> None:
     subscription = b"\0\0\0\0\0\1\0\1t\xff\xff\xff\xff"
     joined = world.join("g", protocols=(("range", subscription), ("other", bytes(MB)))).result
     world.sync("g", joined).result  # noqa: B018
@@ -150,7 +150,7 @@ def test_a_restart_and_a_change_of_protocol_count_what_is_there(world: World) ->
     assert held(world) == 0
 
 
-def test_a_group_changes_its_protocol_though_there_is_no_room_for_two_of_it(world: World) -> None:
+def test_a_group_changes_its_protocol_although_two_copies_exceed_the_memory_limit(world: World) -> None:
     subscription = b"\0\0\0\0\0\1\0\1t\xff\xff\xff\xff"
     joined = world.join("g", protocols=(("range", subscription), ("other", bytes(3 * MB)))).result
     world.sync("g", joined).result  # noqa: B018
@@ -159,13 +159,13 @@ def test_a_group_changes_its_protocol_though_there_is_no_room_for_two_of_it(worl
     world.groups.member_budget.bytes_max = before
     with pytest.raises(MembersFull):
         world.groups.heartbeat("g", newcomer)
-    assert held(world) == before, "who is refused changes nothing"
+    assert held(world) == before, "a refused member changes nothing"
     world.groups.member_budget.bytes_max = 10 * MB
     world.groups.heartbeat("g", newcomer)
     assert held(world) < before + 2 * MEMBER_BYTES
 
 
-def test_nobody_is_asked_again_for_each_that_joins(world: World) -> None:
+def test_a_join_does_not_recount_all_members(world: World) -> None:
     """A walk over all members for each of them would be a quadratic start of a large group."""
     looked = 0
     keep = world.groups.member_budget.keep

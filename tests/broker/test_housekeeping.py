@@ -63,7 +63,7 @@ async def test_a_compaction_that_takes_long_does_not_keep_retention_from_the_oth
     await broker.close()
 
 
-async def test_a_cursor_that_cannot_be_dropped_does_not_keep_retention_from_making_room(
+async def test_a_cursor_that_cannot_be_dropped_does_not_prevent_retention(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = StreamSettings(segment_size=2048, retention_bytes=4096)
@@ -82,7 +82,7 @@ async def test_a_cursor_that_cannot_be_dropped_does_not_keep_retention_from_maki
     await broker.close()
 
 
-async def test_compaction_leaves_what_a_queue_on_the_topic_has_not_settled(tmp_path: Path) -> None:
+async def test_compaction_keeps_messages_that_a_queue_on_the_topic_has_not_settled(tmp_path: Path) -> None:
     stream = StreamSettings(segment_size=2048, cleanup_policy="compact")
     broker = await opened(tmp_path, stream)
     topic = await broker.streams.create("t")
@@ -147,8 +147,8 @@ async def test_a_log_that_is_being_compacted_is_skipped(tmp_path: Path) -> None:
     await broker.close()
 
 
-async def test_what_is_too_young_to_be_compacted_is_when_it_is_old_enough(tmp_path: Path) -> None:
-    """It counted as compacted once somebody had looked, and nothing was rewritten while it was too young."""
+async def test_records_are_compacted_once_they_are_old_enough(tmp_path: Path) -> None:
+    """A segment counted as compacted after the first check, although nothing was rewritten while it was too young."""
     clock = ManualClock()
     stream = StreamSettings(segment_size=2048, cleanup_policy="compact", compaction_lag_ms=60_000)
     broker = await opened(tmp_path, stream, clock)
@@ -166,7 +166,7 @@ async def test_what_is_too_young_to_be_compacted_is_when_it_is_old_enough(tmp_pa
 
 
 @pytest.mark.parametrize("percent", [90, 5])
-async def test_compaction_begins_when_enough_is_new(tmp_path: Path, percent: int) -> None:
+async def test_compaction_starts_when_enough_data_is_new(tmp_path: Path, percent: int) -> None:
     stream = StreamSettings(segment_size=2048, cleanup_policy="compact", compaction_dirty_percent=percent)
     broker = await opened(tmp_path, stream)
     topic = await broker.streams.create("a")
@@ -185,7 +185,7 @@ async def test_compaction_begins_when_enough_is_new(tmp_path: Path, percent: int
     await broker.close()
 
 
-async def test_a_record_that_waits_too_long_for_compaction_has_it_begin(tmp_path: Path) -> None:
+async def test_a_record_that_waits_too_long_starts_a_compaction(tmp_path: Path) -> None:
     """The topic's max.compaction.lag.ms was taken and had no effect."""
     clock = ManualClock()
     stream = StreamSettings(
@@ -219,7 +219,7 @@ async def test_a_record_that_waits_too_long_for_compaction_has_it_begin(tmp_path
     await broker.close()
 
 
-async def test_what_a_pin_keeps_from_compaction_is_not_rewritten_over_and_over(tmp_path: Path) -> None:
+async def test_segments_held_by_a_pin_are_not_rewritten_repeatedly(tmp_path: Path) -> None:
     stream = StreamSettings(segment_size=2048, cleanup_policy="compact")
     broker = await opened(tmp_path, stream)
     topic = await broker.streams.create("a")
@@ -237,7 +237,7 @@ async def test_what_a_pin_keeps_from_compaction_is_not_rewritten_over_and_over(t
     await broker.close()
 
 
-async def test_what_cannot_be_swept_does_not_end_housekeeping(tmp_path: Path) -> None:
+async def test_a_failed_sweep_does_not_stop_housekeeping(tmp_path: Path) -> None:
     """A reader of another user holds files in a folder that the broker may not even list: retention goes on."""
     stream = StreamSettings(segment_size=2048, retention_bytes=4096)
     log = LogSettings(journal_file_bytes=1 << 20)
@@ -265,7 +265,7 @@ async def test_what_cannot_be_swept_does_not_end_housekeeping(tmp_path: Path) ->
     await broker.close()
 
 
-async def test_a_chore_that_waits_for_room_does_not_keep_retention_from_making_some(
+async def test_a_task_that_waits_for_disk_space_does_not_block_retention(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = StreamSettings(segment_size=2048, retention_bytes=4096)

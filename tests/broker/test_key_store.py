@@ -32,7 +32,7 @@ def test_any_bytes_are_a_key(store: KeyStore) -> None:
     assert [store.find(LOG, key) for key in keys] == list(range(len(keys)))
 
 
-def test_it_is_there_again_after_a_clean_stop(tmp_path: Path) -> None:
+def test_the_key_index_is_reused_after_a_clean_stop(tmp_path: Path) -> None:
     for start in range(0, 3000, 1000):
         store = KeyStore(str(tmp_path / "keys"))
         assert store.end(LOG) == start
@@ -61,7 +61,7 @@ def test_many_entries_go_in_several_writes_each_with_its_end(store: KeyStore, mo
     assert ends == [ENTRIES_MAX, 2 * ENTRIES_MAX, 5000]
 
 
-def test_entries_of_records_that_are_gone_are_forgotten(store: KeyStore) -> None:
+def test_index_entries_of_removed_records_are_removed(store: KeyStore) -> None:
     store.put(LOG, [(b"%05d" % number, number) for number in range(3000)], 3000)
     store.put(NEXT, [(b"x", 1)], 2)
     assert store.forget(LOG, 2500) == 2500

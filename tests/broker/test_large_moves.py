@@ -9,7 +9,7 @@ from headrace.broker.broker import Broker
 from headrace.broker.queues.queue import Queue
 from headrace.broker.types.message import Message
 from headrace.clock import ManualClock
-from tests.crash.queue_world import config, drain, let_go, without_threads
+from tests.crash.queue_world import abandon_broker, config, drain, without_threads
 from tests.crash.simdisk import SimulatedDisk
 
 COUNT, SIZE = 600, 500  # three times what fits into half of a journal's file
@@ -50,7 +50,7 @@ def numbers(queue: Queue) -> list[int]:
     return [int(body[:4]) for body, _ in drain(queue)]
 
 
-async def test_d10_more_expires_at_once_than_one_entry_of_the_journal_takes(
+async def test_more_messages_can_expire_at_once_than_fit_in_a_journal_entry(
     tmp_path: Path, disk: SimulatedDisk
 ) -> None:
     """It was one group, refused as too large, put back and tried again for ever: nothing reached the dead letters."""
@@ -61,10 +61,10 @@ async def test_d10_more_expires_at_once_than_one_entry_of_the_journal_takes(
     queue.drop_expired()
     await until(lambda: dead.ready == COUNT)
     assert queue.ready == 0 and numbers(dead) == list(range(COUNT))
-    await let_go(broker)
+    await abandon_broker(broker)
 
 
-async def test_d10_more_is_rejected_at_once_than_one_entry_of_the_journal_takes(
+async def test_more_messages_can_be_rejected_at_once_than_fit_in_a_journal_entry(
     tmp_path: Path, disk: SimulatedDisk
 ) -> None:
     broker = await Broker.open(config(tmp_path), clock=ManualClock(), disk=disk)
@@ -78,8 +78,8 @@ async def test_d10_more_is_rejected_at_once_than_one_entry_of_the_journal_takes(
         queue.reject(view, offset)
     await until(lambda: dead.ready == COUNT)
     after = disk.kill()
-    await let_go(broker)
+    await abandon_broker(broker)
     broker = await Broker.open(config(tmp_path), clock=ManualClock(), disk=after)
     queues = broker.vhosts.get("/").queues
     assert numbers(queues["dead"]) == list(range(COUNT)) and queues["q"].ready == 0
-    await let_go(broker)
+    await abandon_broker(broker)

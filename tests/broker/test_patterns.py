@@ -23,7 +23,7 @@ from headrace.errors import InvalidPattern
         ("ä$", "ä", "a"),
     ],
 )
-def test_patterns_do_what_people_mean(pattern: str, fits: str, fits_not: str) -> None:
+def test_common_patterns_match_as_expected(pattern: str, fits: str, fits_not: str) -> None:
     compiled = compile_pattern(pattern)
     assert compiled.search(fits)
     if fits_not:
@@ -31,7 +31,7 @@ def test_patterns_do_what_people_mean(pattern: str, fits: str, fits_not: str) ->
 
 
 @pytest.mark.parametrize("pattern", ["(?!a).*", "^(?!a)b|c", "^(?!a", "a(?=b)", r"^(?!\Qa\E)b", "^(?!(?!a)b)c"])
-def test_look_ahead_that_would_mean_something_else_is_refused(pattern: str) -> None:
+def test_an_unsupported_lookahead_is_refused(pattern: str) -> None:
     with pytest.raises(InvalidPattern):
         compile_pattern(pattern)
 
@@ -52,7 +52,7 @@ NAMES = st.text(st.sampled_from(list("aB7-_.:/é\n")), max_size=6)
 @example("^", ".*", "", "a\nb")
 @example("", ".*", "$", "a\nb")
 @example("", ".*", "", "a\nb")
-def test_short_cuts_mean_what_re2_means(start: str, middle: str, end: str, name: str) -> None:
+def test_optimized_patterns_match_like_re2(start: str, middle: str, end: str, name: str) -> None:
     pattern = start + middle + end
     try:
         compiled = compile_pattern(pattern)

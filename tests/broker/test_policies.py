@@ -55,7 +55,7 @@ def test_without_a_policy_the_arguments_hold_as_they_are() -> None:
     assert merge(own, limits({"ha-mode": "all"})) == own
 
 
-def test_a_policy_never_changes_what_a_queue_is() -> None:
+def test_a_policy_never_changes_the_type_of_a_queue() -> None:
     own = QueueArguments(kind="quorum", priority_max=0, single_active=True, delivery_limit=20)
     merged = merge(own, limits({"max-length": 5, "delivery-limit": 3, "retain-ms": 9}))
     assert (merged.kind, merged.single_active, merged.delivery_limit, merged.retain_ms) == ("quorum", True, 3, 9)
@@ -75,9 +75,7 @@ def test_a_policy_never_changes_what_a_queue_is() -> None:
         (-1, None, None),
     ],
 )
-def test_a_policy_moves_the_delivery_limit_that_nobody_asked_for(
-    own: int | None, given_: int | None, holds: int | None
-) -> None:
+def test_a_policy_overrides_the_default_delivery_limit(own: int | None, given_: int | None, holds: int | None) -> None:
     """Twenty is what a quorum queue has when neither its arguments nor a policy say anything, as in RabbitMQ 4."""
     arguments = {"x-queue-type": "quorum"} | ({} if own is None else {"x-delivery-limit": own})
     declared = parse_arguments("q", arguments)
@@ -85,7 +83,7 @@ def test_a_policy_moves_the_delivery_limit_that_nobody_asked_for(
     assert merge(declared, policy_).returns_max == holds
 
 
-async def test_a_message_comes_back_as_often_as_a_policy_lets_it(tmp_path: Path) -> None:
+async def test_a_message_is_requeued_up_to_the_delivery_limit_of_a_policy(tmp_path: Path) -> None:
     async with opened(tmp_path) as broker:
         host = broker.vhosts.get("/")
         queue = await declare(host, "q", x_queue_type="quorum")
@@ -114,7 +112,7 @@ def test_every_bound_that_is_compared_is_a_field() -> None:
     assert set(TIGHTEST) <= set(QueueArguments.__struct_fields__)
 
 
-def test_a_stored_pattern_that_is_no_longer_taken_fits_nothing_and_is_named(
+def test_a_stored_pattern_that_is_no_longer_valid_matches_nothing_and_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An earlier version took possessive repeats. The broker starts all the same, and says which policy it is."""

@@ -36,7 +36,7 @@ async def declare(broker: Broker, name: str, **arguments: object) -> None:
     )  # fmt: skip
 
 
-async def test_a_stream_that_is_configured_anew_keeps_the_bound_of_its_policy(broker: Broker) -> None:
+async def test_a_reconfigured_stream_keeps_the_limit_of_its_policy(broker: Broker) -> None:
     await declare(broker, "bounded")
     await bound(broker, max_age="1D", max_length_bytes=1000)
     assert in_force(broker, "bounded") == {(DAY_MS, 1000)}
@@ -46,7 +46,7 @@ async def test_a_stream_that_is_configured_anew_keeps_the_bound_of_its_policy(br
     assert in_force(broker, "bounded") == {(-1, 400)}
 
 
-async def test_a_topic_is_bounded_although_nobody_asks_for_it_over_amqp(broker: Broker) -> None:
+async def test_a_policy_limits_a_topic_that_no_amqp_client_uses(broker: Broker) -> None:
     await broker.streams.create("bounded.before", 2)
     await bound(broker, max_age="1D")
     await broker.streams.create("bounded.after", 2)
@@ -60,7 +60,7 @@ async def test_a_topic_is_bounded_although_nobody_asks_for_it_over_amqp(broker: 
     assert in_force(broker, "bounded.before") == {(7 * DAY_MS, -1)}
 
 
-async def test_the_bound_is_there_after_a_restart(tmp_path: Path) -> None:
+async def test_the_limit_of_a_policy_survives_a_restart(tmp_path: Path) -> None:
     broker = await Broker.open(Config(data_dir=str(tmp_path), http=None, amqp=None, kafka=None))
     await broker.streams.create("bounded.topic", 1)
     await declare(broker, "bounded.stream")

@@ -53,7 +53,7 @@ def test_an_idle_broker_is_at_full_speed() -> None:
     assert Verdict().rate_bytes_s is None
 
 
-def test_publishers_pause_over_90_percent_and_go_on_below_80() -> None:
+def test_publishers_pause_above_90_percent_and_resume_below_80() -> None:
     alarms = [v.memory_alarm for v in follow(*map(usage, (0.89, 0.90, 0.95, 0.85, 0.80, 0.79, 0.85, 0.89, 0.90)))]
     assert alarms == [False, True, True, True, True, False, False, False, True]
 
@@ -80,7 +80,7 @@ def test_publishers_are_slowed_step_by_step_before_they_are_paused(steps: tuple[
     assert not any(v.paused_by for v in verdicts)
 
 
-def test_what_waits_for_the_disk_never_raises_an_alarm_by_itself() -> None:
+def test_data_waiting_for_the_disk_alone_never_raises_an_alarm() -> None:
     assert judge(Verdict(), usage(depth=5.0), LIMITS).paused_by is None
 
 
@@ -177,7 +177,7 @@ class World:
         self.pressure.tick()
 
 
-async def test_while_nothing_comes_and_all_is_well_memory_is_looked_at_once_a_second() -> None:
+async def test_an_idle_broker_checks_its_memory_once_a_second() -> None:
     world = World()
 
     def looks(ticks: int) -> int:
@@ -190,13 +190,13 @@ async def test_while_nothing_comes_and_all_is_well_memory_is_looked_at_once_a_se
     assert looks(160) == 10, "ten seconds"
     world.pressure.count_received(1)
     assert looks(1) == 1, "something came"
-    world.memory.rss = 950 * MB  # of readers, who are not counted
+    world.memory.rss = 950 * MB  # used by readers, which are not counted
     assert looks(16) >= 1 and world.pressure.verdict.memory_alarm
     assert looks(160) == 160, "an alarm is looked at until it is over"
     await world.pressure.close()
 
 
-async def test_the_largest_holders_are_asked_first_and_only_as_much_as_is_needed() -> None:
+async def test_the_largest_memory_holders_are_asked_first_and_only_for_what_is_needed() -> None:
     world = World()
     small, large, middle = (world.holder(n, held * MB) for n, held in (("s", 50), ("l", 90), ("m", 60)))
     world.memory.rss = 900 * MB
@@ -244,7 +244,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.process
 def test_buffers_are_used_again_and_not_fetched_from_the_system_each_time() -> None:
     if "glibc" not in platform.libc_ver():
-        pytest.skip("only glibc keeps its memory when it is told to")
+        pytest.skip("only glibc can be told to keep freed memory")
     done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
     assert int(done.stdout) < (200 << 20) // resource.getpagesize() / 10, "of 200 MB in buffers"
 
@@ -263,7 +263,7 @@ async def test_connections_are_closed_only_when_an_alarm_lasts() -> None:
     await world.pressure.close()
 
 
-async def test_an_alarm_that_comes_back_at_once_has_no_patience_left() -> None:
+async def test_an_alarm_that_returns_at_once_skips_the_grace_period() -> None:
     world = World()
     clients = world.holder("clients", 5000 * MB, patience_s=5.0)
     world.memory.rss = 950 * MB
@@ -281,7 +281,7 @@ async def test_an_alarm_that_comes_back_at_once_has_no_patience_left() -> None:
     await world.pressure.close()
 
 
-async def test_a_burst_is_looked_at_before_the_next_tick() -> None:
+async def test_memory_is_checked_during_a_burst_before_the_next_tick() -> None:
     world = World()
     changes: list[str | None] = []
     world.pressure.on_change(lambda verdict: changes.append(verdict.paused_by))
@@ -383,7 +383,7 @@ def test_the_limit_of_a_container_is_found(files: dict[str, str], found_mb: int)
     assert process_memory.memory_bytes(disk) == found_mb * MB
 
 
-def test_a_machine_without_containers_has_what_it_has() -> None:
+def test_without_a_cgroup_limit_the_memory_of_the_machine_is_used() -> None:
     disk: Any = Files({"/proc/self/cgroup": "4:memory:/\n", f"{V1}/memory.limit_in_bytes": "9223372036854771712\n"})
     total = process_memory.memory_bytes(disk)
     assert total == process_memory.memory_bytes(Files({}))  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ class Log:
         return base
 
 
-def test_a_batch_of_a_transaction_looks_at_no_producer_that_has_none() -> None:
+def test_a_transactional_batch_examines_only_producers_with_a_transaction() -> None:
     """There may be ten thousand of them, of a week, and it is asked with every batch."""
     log = Log()
     for producer in range(100):
@@ -75,7 +75,7 @@ def test_a_repeated_batch_is_found_among_the_last_five() -> None:
         log.append(info(0, 3))
 
 
-def test_a_gap_is_refused_and_what_is_missing_may_still_come() -> None:
+def test_a_sequence_gap_is_refused_and_the_missing_batch_is_still_accepted() -> None:
     log = Log()
     log.append(info(0))
     with pytest.raises(OutOfOrderSequence):
@@ -146,8 +146,8 @@ class Compared(int):
         return int(self) > other
 
 
-def test_a_read_looks_at_few_of_many_aborted_transactions() -> None:
-    """Each fetch of committed records asks this, and so does whoever else reads a log from its beginning."""
+def test_a_read_examines_few_of_many_aborted_transactions() -> None:
+    """Every fetch of committed records calls this, as does every other reader of a log from its start."""
     state = PartitionProducers()
     state.restore(Snapshot(20_000, [], [(10 * i + 9, i % 7, Compared(10 * i)) for i in range(2_000)]))
     for start in (0, 10_000, 19_900):
@@ -210,7 +210,7 @@ def test_a_snapshot_and_a_replay_are_the_same_as_having_been_there(work: list[tu
 # With a real shard.
 
 
-async def test_d6_a_repeated_batch_is_known_after_a_restart(tmp_path: Path) -> None:
+async def test_a_repeated_batch_is_recognized_after_a_restart(tmp_path: Path) -> None:
     async with opened(tmp_path) as broker:
         await broker.streams.create("t")
         pid = await broker.coordination.producers.new_id()
@@ -257,7 +257,7 @@ def fill_disk(bench: Bench, patches: pytest.MonkeyPatch) -> None:
     patches.setattr(bench.shard.journal, "reserve", no_room)
 
 
-def test_d6_all_batches_of_one_round_are_known_after_a_kill(tmp_path: Path) -> None:
+def test_all_batches_of_one_round_are_recognized_after_a_kill(tmp_path: Path) -> None:
     """The first of them has a snapshot taken; it must not say that it knows those behind it."""
     bench = Bench(tmp_path)
     producers = producers_of(bench)
@@ -274,7 +274,7 @@ def test_d6_all_batches_of_one_round_are_known_after_a_kill(tmp_path: Path) -> N
     bench.shard.close()
 
 
-def test_d6_what_no_snapshot_knows_yet_is_kept_from_retention_after_a_restart(tmp_path: Path) -> None:
+def test_after_a_restart_retention_keeps_batches_that_no_producer_snapshot_covers(tmp_path: Path) -> None:
     """It was before one: a kill, retention and another kill before the next snapshot, and a retry was stored twice."""
     bench = Bench(tmp_path)
     stream = StreamSettings(segment_size=1024, retention_bytes=2048)
@@ -282,7 +282,7 @@ def test_d6_what_no_snapshot_knows_yet_is_kept_from_retention_after_a_restart(tm
     for number in range(20):
         send(bench, producers, number // 2, producer=number % 2, value=b"x" * 300)
         bench.shard.pump()
-    for number in range(20):  # of somebody else, so that those above are old
+    for number in range(20):  # of another producer, so that those above are old
         send(bench, producers, number, producer=7, value=b"x" * 300)
         bench.shard.pump()
     for _ in range(2):
@@ -294,7 +294,7 @@ def test_d6_what_no_snapshot_knows_yet_is_kept_from_retention_after_a_restart(tm
     bench.shard.close()
 
 
-def test_d6_what_a_refused_snapshot_was_to_know_is_kept_from_compaction(
+def test_compaction_keeps_batches_whose_producer_snapshot_was_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was taken for stored: the batches went, and after a kill a retry of the last one was stored twice."""
@@ -346,7 +346,7 @@ def test_a_damaged_batch_after_the_snapshot_stops_its_log_and_no_other(tmp_path:
     bench.shard.close()
 
 
-def test_an_aborted_transaction_is_forgotten_before_its_marker_goes(
+def test_an_aborted_transaction_is_forgotten_before_its_marker_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Told of it without its marker, a client would take all that its producer sends for aborted."""
@@ -390,7 +390,7 @@ def test_an_aborted_transaction_is_forgotten_before_its_marker_goes(
     bench.shard.close()
 
 
-def test_d6_producers_of_deleted_records_are_still_known_after_a_kill(tmp_path: Path) -> None:
+def test_producers_of_deleted_records_are_still_known_after_a_kill(tmp_path: Path) -> None:
     """DeleteRecords moved the beginning of the log past what no snapshot knew yet."""
     bench = Bench(tmp_path)
     producers = producers_of(bench)
@@ -446,7 +446,7 @@ async def test_two_batches_of_a_producer_in_one_append_are_refused(tmp_path: Pat
 async def test_between_the_snapshots_of_two_logs_others_are_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a log that knows ten thousand producers one takes 30 ms; of a hundred logs nobody was served for 3 s."""
+    """A snapshot of ten thousand producers takes 30 ms; those of a hundred logs blocked all clients for 3 s."""
     async with opened(tmp_path) as broker:
         stream, coordination = await broker.streams.create("t", 3), broker.coordination
         taken: list[int] = []

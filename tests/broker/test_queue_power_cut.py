@@ -31,7 +31,7 @@ async def declare(broker: Broker, name: str, **arguments: object) -> Queue:
 
 
 async def abandon(broker: Broker) -> None:
-    """The machine lost power: this process only has to let go of its threads."""
+    """Simulate a power cut: this process only has to stop its threads."""
     broker.shard.fail(OSError("no power"))
     await asyncio.gather(broker.close(), return_exceptions=True)
 
@@ -47,7 +47,7 @@ def drain(queue: Queue) -> dict[bytes, bool]:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("seed", range(3))
-async def test_after_a_power_cut_confirmed_messages_are_there_once_and_flagged_if_they_were_out(
+async def test_after_a_power_cut_confirmed_messages_exist_once_and_delivered_ones_are_flagged(
     tmp_path: Path, mode: str, seed: int
 ) -> None:
     chance = Random(seed)
@@ -94,7 +94,7 @@ async def test_after_a_power_cut_confirmed_messages_are_there_once_and_flagged_i
     await broker.close()
 
 
-async def test_what_was_handed_out_last_is_flagged_even_if_nothing_was_synced_since(tmp_path: Path) -> None:
+async def test_the_last_deliveries_are_flagged_even_without_a_later_sync(tmp_path: Path) -> None:
     disk = SimulatedDisk()
     broker = await Broker.open(config(tmp_path), disk=disk)
     queue = await declare(broker, "q")
@@ -113,7 +113,7 @@ async def test_what_was_handed_out_last_is_flagged_even_if_nothing_was_synced_si
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_what_was_purged_stays_gone(tmp_path: Path, mode: str) -> None:
+async def test_purged_messages_do_not_return(tmp_path: Path, mode: str) -> None:
     disk = SimulatedDisk()
     broker = await Broker.open(config(tmp_path), disk=disk)
     queue = await declare(broker, "q")

@@ -1,4 +1,4 @@
-"""A log that begins later than its queue has read: somebody deleted records, or a topic's retention took them."""
+"""A log whose start is beyond the position of its queue: records were deleted on request or by retention."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -65,7 +65,7 @@ def counts(queue: Queue) -> tuple[int, int]:
     return queue.ready, queue.unacked
 
 
-async def test_a_queue_goes_on_behind_what_was_deleted(broker: Broker) -> None:
+async def test_a_queue_continues_after_the_deleted_records(broker: Broker) -> None:
     queue = await queue_of(broker, *[b"%d" % n for n in range(10)])
     await delete_before(broker, queue, 5)
     await say(queue, b"10", b"11")
@@ -74,7 +74,7 @@ async def test_a_queue_goes_on_behind_what_was_deleted(broker: Broker) -> None:
     assert counts(queue) == (0, 7)
 
 
-async def test_what_was_out_when_it_was_deleted_does_not_come_back(broker: Broker) -> None:
+async def test_an_unacknowledged_message_that_was_deleted_is_not_requeued(broker: Broker) -> None:
     """Neither as it was, nor as a dead letter; the others that were out do."""
     queue = await queue_of(
         broker, *[b"%d" % n for n in range(8)], x_queue_type="quorum", x_dead_letter_exchange="amq.fanout"
@@ -94,16 +94,16 @@ async def test_what_was_out_when_it_was_deleted_does_not_come_back(broker: Broke
     assert queue.most_returns == 1
 
 
-async def test_what_was_deleted_does_not_fill_a_queue_that_is_bounded_by_bytes(broker: Broker) -> None:
+async def test_deleted_records_do_not_count_toward_max_length_bytes(broker: Broker) -> None:
     queue = await queue_of(broker, x_max_length_bytes=1000, x_overflow="reject-publish")
     assert await say(queue, *[b"x" * 250] * 5) == [True] * 4 + [False]
     await delete_before(broker, queue, 3)
-    assert await say(queue, b"x" * 250) == [True], "although nobody reads"
+    assert await say(queue, b"x" * 250) == [True], "although there is no consumer"
     await until(lambda: queue.limits.bytes is not None and queue.limits.bytes.total == 500)
     assert await say(queue, *[b"x" * 250] * 3) == [True, True, False]
 
 
-async def test_what_was_deleted_pushes_nothing_out_of_a_queue_that_is_bounded_by_bytes(broker: Broker) -> None:
+async def test_deleted_records_do_not_make_max_length_bytes_drop_messages(broker: Broker) -> None:
     queue = await queue_of(broker, *[b"x" * 250] * 3, b"kept" * 60, x_max_length_bytes=1000)
     await until(lambda: queue.limits.bytes is not None and queue.limits.bytes.total == 990)
     await delete_before(broker, queue, 3)

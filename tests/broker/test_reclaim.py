@@ -100,7 +100,7 @@ async def test_the_rewritten_queue_is_the_same_after_a_restart(open_broker: Call
     await again.close()
 
 
-async def test_history_that_was_asked_for_stays(broker: Broker) -> None:
+async def test_requested_history_is_kept(broker: Broker) -> None:
     queue = await queue_of(broker, 300, x_retain_ms=3_600_000)
     before = queue.view.log.size_bytes
     settle_all_but(queue, set())
@@ -118,7 +118,7 @@ async def test_history_is_kept_up_to_its_size(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("stuck", [set(), {650}], ids=["whole segments", "around stuck ones"])
-async def test_what_a_queue_on_a_topic_has_settled_stays_in_the_topic(broker: Broker, stuck: set[int]) -> None:
+async def test_messages_settled_by_a_queue_on_a_topic_stay_in_the_topic(broker: Broker, stuck: set[int]) -> None:
     topic = await broker.streams.create("q")
     for _ in range(30):
         await broker.publish(topic, [(None, BODY, (), None, -1)] * 20)
@@ -130,7 +130,7 @@ async def test_what_a_queue_on_a_topic_has_settled_stays_in_the_topic(broker: Br
     assert (log.start_offset, sum(segment.records for segment in log.segments)) == (0, 900)
 
 
-async def test_a_cursor_holds_what_it_has_not_read(broker: Broker) -> None:
+async def test_a_cursor_pins_the_records_it_has_not_read(broker: Broker) -> None:
     queue = await queue_of(broker, 300)
     queue.view.log.set_pin("cursor", 10)
     settle_all_but(queue, set())
@@ -139,7 +139,7 @@ async def test_a_cursor_holds_what_it_has_not_read(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("stuck", [set(), {3, 250}], ids=["whole segments", "around stuck ones"])
-async def test_a_cursor_that_came_while_the_disk_was_waited_for_holds_what_it_has_not_read(
+async def test_a_cursor_created_during_a_disk_write_pins_the_records_it_has_not_read(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, stuck: set[int]
 ) -> None:
     queue = await queue_of(broker, 600)

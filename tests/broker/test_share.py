@@ -42,7 +42,7 @@ def test_two_members_never_hold_the_same_record() -> None:
     assert take(share, "a", 10) == []
 
 
-def test_what_is_accepted_or_rejected_is_done() -> None:
+def test_accepted_and_rejected_records_are_settled() -> None:
     share = SharePartition(0)
     take(share, "a", 5)
     share.acknowledge("a", 0, 1, [ACCEPT], 0)
@@ -51,7 +51,7 @@ def test_what_is_accepted_or_rejected_is_done() -> None:
     assert take(share, "b", 5) == []
 
 
-def test_what_is_released_comes_back_with_its_count() -> None:
+def test_a_released_record_is_delivered_again_with_its_delivery_count() -> None:
     share = SharePartition(0)
     take(share, "a", 3)
     share.acknowledge("a", 1, 1, [RELEASE], 0)
@@ -59,7 +59,7 @@ def test_what_is_released_comes_back_with_its_count() -> None:
     assert share.acquire("b", 1, 3, 10, 0) == [Acquired(1, 1, 2)]
 
 
-def test_a_record_that_nobody_settles_is_given_up_after_five_tries() -> None:
+def test_a_record_is_archived_after_five_unsettled_deliveries() -> None:
     share = SharePartition(0)
     for _ in range(DEFAULTS.attempts_max):
         assert take(share, "a", 1) == [0]
@@ -69,7 +69,7 @@ def test_a_record_that_nobody_settles_is_given_up_after_five_tries() -> None:
 
 
 def test_a_record_is_handed_out_alone_for_the_last_time() -> None:
-    """Of records that end whoever takes them, the others are not given up with it."""
+    """Records that crash their consumer do not use up the attempts of other records."""
     share = SharePartition(0, SavedShare(0, [], {1: 4, 2: 4, 4: 3}))
     handed = []
     while (first := share.available(0, 6)) is not None:
@@ -99,7 +99,7 @@ class Looked(dict[int, int]):
         return super().__iter__()
 
 
-def test_what_is_accepted_is_not_looked_for_among_all_that_came_back() -> None:
+def test_accepting_a_record_does_not_search_all_released_ones() -> None:
     """A quarter of a second of everybody, for five hundred records of ten thousand that came back."""
     share = SharePartition(0)
     take(share, "a", 100)
@@ -114,7 +114,7 @@ def test_what_is_accepted_is_not_looked_for_among_all_that_came_back() -> None:
     assert Looked.times == 1, "retention takes more than there is to look at"
 
 
-def test_locks_are_not_renewed_where_the_group_was_told_so() -> None:
+def test_locks_are_not_renewed_if_the_group_configuration_forbids_it() -> None:
     share = SharePartition(0, settings=DEFAULTS.changed({"renews": False}))
     take(share, "a", 2, deadline=10.0)
     with pytest.raises(InvalidRecordState):
@@ -132,7 +132,7 @@ def test_locks_are_not_renewed_where_the_group_was_told_so() -> None:
         ("a", 1, 0, [ACCEPT]),
     ],
 )
-def test_acknowledging_what_one_does_not_hold_changes_nothing(
+def test_acknowledging_a_record_of_another_member_changes_nothing(
     member: str, first: int, last: int, types: list[int]
 ) -> None:
     share = SharePartition(0)
@@ -151,7 +151,7 @@ def test_the_number_of_locks_is_bounded() -> None:
     assert share.available(0, 10_000) == DEFAULTS.locks_max
 
 
-def test_d3_what_was_settled_stays_settled_after_a_crash_and_what_was_out_comes_back() -> None:
+def test_after_a_crash_settled_records_stay_settled_and_acquired_ones_are_released() -> None:
     share = SharePartition(0)
     take(share, "a", 6)
     share.acknowledge("a", 0, 1, [ACCEPT], 0)
@@ -172,7 +172,7 @@ actions = st.lists(
 
 
 @given(actions)
-def test_every_record_is_settled_once_whatever_happens(steps: list[tuple[str, int]]) -> None:
+def test_every_record_is_settled_exactly_once_in_any_order_of_events(steps: list[tuple[str, int]]) -> None:
     end = 30
     share = SharePartition(0)
     held: set[int] = set()
@@ -203,7 +203,7 @@ def test_every_record_is_settled_once_whatever_happens(steps: list[tuple[str, in
     assert share.start == end
 
 
-def test_what_nobody_is_to_have_any_more_is_done_but_for_what_is_out() -> None:
+def test_archiving_settles_all_records_that_are_not_acquired() -> None:
     share = SharePartition(0)
     assert share.acquire("m", 0, 2, 2, 10.0) == [Acquired(0, 1, 1)]
     share.acknowledge("m", 0, 0, [RELEASE], 10.0)
@@ -217,8 +217,8 @@ def test_what_nobody_is_to_have_any_more_is_done_but_for_what_is_out() -> None:
     assert share.start == 4
 
 
-def test_what_came_back_waits_while_it_is_above_the_end() -> None:
-    """A group that is told to read what is committed has been given what is not."""
+def test_a_released_record_beyond_the_end_is_not_available() -> None:
+    """A group that is switched to read_committed may already have acquired uncommitted records."""
     share = SharePartition(0)
     share.acquire("m", 0, 3, 3, 10.0)
     share.release_member("m")

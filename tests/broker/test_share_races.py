@@ -49,10 +49,10 @@ async def test_a_share_group_that_two_delete_at_once_is_deleted(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("what", ["delete", "forget"])
-async def test_d3_a_member_that_joins_while_its_group_is_deleted_begins_when_it_is_told_to(
+async def test_a_member_that_joins_during_the_deletion_of_its_group_keeps_its_start_offset(
     tmp_path: Path, what: str
 ) -> None:
-    """It was told that the group had begun, and then that was deleted: it missed what came before its first fetch."""
+    """The start offset was deleted after the join, so the member missed records before its first fetch."""
     async with opened(tmp_path) as (broker, shares):
         _, partition = await begun(broker, shares)
         change = shares.delete("s") if what == "delete" else shares.forget("s", [partition.log_id])

@@ -1,4 +1,4 @@
-"""A share group over a restart of the broker: who is in it, and what each record has been through."""
+"""A share group over a restart of the broker: its members and the delivery state of each record."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def beat(shares: ShareGroups, epoch: int = 0, member_id: str = "m") -> tuple[Sha
     return shares.members.heartbeat("s", member_id, epoch, client_id="c", client_host="/h", rack_id=None, topics=topics)
 
 
-async def test_a_member_goes_on_after_a_restart_as_if_nothing_had_been(tmp_path: Path) -> None:
+async def test_a_share_group_member_continues_after_a_restart(tmp_path: Path) -> None:
     async with opened(tmp_path) as (broker, shares):
         await broker.streams.create("t", 2)
         member, _ = beat(shares)
@@ -44,7 +44,7 @@ async def test_a_member_that_left_is_not_back_after_a_restart(tmp_path: Path) ->
         assert shares.find("s") is None
 
 
-async def test_a_member_hears_after_a_restart_that_the_partitions_are_others(tmp_path: Path) -> None:
+async def test_after_a_restart_a_member_gets_its_changed_assignment(tmp_path: Path) -> None:
     async with opened(tmp_path) as (broker, shares):
         await broker.streams.create("t")
         epoch = beat(shares)[0].epoch
@@ -56,7 +56,7 @@ async def test_a_member_hears_after_a_restart_that_the_partitions_are_others(tmp
         assert member.epoch > epoch
 
 
-async def test_a_member_that_is_not_heard_of_after_a_restart_is_gone_when_its_session_is(tmp_path: Path) -> None:
+async def test_a_member_that_sends_no_heartbeat_after_a_restart_is_removed_after_its_session(tmp_path: Path) -> None:
     async with opened(tmp_path) as (broker, shares):
         await broker.streams.create("t")
         beat(shares)
@@ -76,7 +76,7 @@ async def test_a_member_that_is_not_heard_of_after_a_restart_is_gone_when_its_se
 
 
 async def test_how_often_a_record_was_tried_outlives_a_restart(tmp_path: Path) -> None:
-    """Also if nobody ever acknowledged anything: who took it went away each time."""
+    """Also if no delivery was ever acknowledged, because each consumer disconnected."""
     async with opened(tmp_path) as (broker, shares):
         partition = (await broker.streams.create("t")).partitions[0]
         beat(shares)
@@ -113,7 +113,7 @@ async def test_locks_that_ended_are_counted_after_a_restart(tmp_path: Path) -> N
         assert share.acquire("m", 0, 1, 1, 10.0) == [Acquired(0, 0, 2)]
 
 
-async def test_a_member_whose_answer_was_lost_is_told_again_whoever_came_meanwhile(tmp_path: Path) -> None:
+async def test_a_member_whose_reply_was_lost_gets_it_again_although_others_joined(tmp_path: Path) -> None:
     async with opened(tmp_path) as (broker, shares):
         await broker.streams.create("t")
         epoch = beat(shares)[0].epoch
@@ -128,7 +128,7 @@ async def test_a_member_whose_answer_was_lost_is_told_again_whoever_came_meanwhi
             beat(shares, epoch + 1)
 
 
-async def test_who_is_not_let_in_makes_no_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_member_creates_no_share_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(tmp_path) as (_, shares):
         for epoch in (3, -1):
             with pytest.raises(UnknownMember):
@@ -145,7 +145,7 @@ async def test_who_is_not_let_in_makes_no_group(tmp_path: Path, monkeypatch: pyt
         beat(shares)  # it is in
 
 
-async def test_names_of_topics_that_are_not_there_take_room_also_when_they_come_later(tmp_path: Path) -> None:
+async def test_unknown_topic_names_count_toward_the_memory_limit_even_when_added_later(tmp_path: Path) -> None:
     async with opened(tmp_path) as (broker, _):
         clock, room = ManualClock(), MemberBudget(1 << 20)
         shares = ShareGroups(broker.shard, clock, ManualTimers(clock), dict, room, GroupConfigs(broker.shard))

@@ -1,4 +1,4 @@
-"""Records with properties that nobody can read: Kafka clients send such, and AMQP's with more fields than we decode.
+"""Records with properties that cannot be decoded: Kafka clients send them, and AMQP tables may have too many fields.
 
 None of them keeps its queue from doing what it does with all others."""
 
@@ -41,7 +41,7 @@ STRANGE: dict[str, Headers] = {
 every_kind = pytest.mark.parametrize("headers", STRANGE.values(), ids=STRANGE.keys())
 
 
-def test_a_message_goes_by_the_keys_of_its_cc_whatever_else_is_there() -> None:
+def test_a_message_is_routed_by_its_cc_keys_despite_malformed_properties() -> None:
     headers: dict[str, Value] = {"CC": [5, "caf\udce9", "plain"]}
     message = Message("", "own", encode_properties({"headers": headers}), b"")
     assert message.take_receivers() == ["own", "caf\udce9", "plain"]
@@ -71,7 +71,7 @@ async def mortal(broker: Broker, **arguments: Any) -> tuple[Queue, Queue]:
 
 
 @every_kind
-async def test_it_expires(broker: Broker, headers: Headers) -> None:
+async def test_malformed_properties_do_not_prevent_expiration(broker: Broker, headers: Headers) -> None:
     queue, dead = await mortal(broker, x_message_ttl=500)
     await fill(queue, headers)
     pass_time(broker)
@@ -81,7 +81,9 @@ async def test_it_expires(broker: Broker, headers: Headers) -> None:
 
 
 @every_kind
-async def test_it_makes_room(broker: Broker, headers: Headers) -> None:
+async def test_malformed_properties_do_not_prevent_max_length_from_dropping_messages(
+    broker: Broker, headers: Headers
+) -> None:
     queue, dead = await mortal(broker, x_max_length=0)
     await fill(queue, headers)
     await until(lambda: dead.ready == 2)
@@ -89,7 +91,9 @@ async def test_it_makes_room(broker: Broker, headers: Headers) -> None:
 
 
 @every_kind
-async def test_it_is_rejected_with_its_death_told(broker: Broker, headers: Headers) -> None:
+async def test_malformed_properties_do_not_prevent_dead_lettering_with_x_death(
+    broker: Broker, headers: Headers
+) -> None:
     queue, dead = await mortal(broker)
     await fill(queue, headers)
     for _ in range(2):
@@ -103,7 +107,9 @@ async def test_it_is_rejected_with_its_death_told(broker: Broker, headers: Heade
 
 
 @every_kind
-async def test_it_comes_back_with_its_count(broker: Broker, headers: Headers) -> None:
+async def test_malformed_properties_do_not_prevent_a_requeue_with_its_delivery_count(
+    broker: Broker, headers: Headers
+) -> None:
     queue = await declare(broker.vhosts.get("/"), "q", x_queue_type="quorum")
     await fill(queue, headers)
     for count in range(3):
@@ -114,7 +120,7 @@ async def test_it_comes_back_with_its_count(broker: Broker, headers: Headers) ->
 
 
 @every_kind
-async def test_it_is_replayed_with_the_others(broker: Broker, headers: Headers) -> None:
+async def test_malformed_properties_do_not_prevent_a_replay(broker: Broker, headers: Headers) -> None:
     queue, dead = await mortal(broker)
     await fill(dead, headers)
     assert (await broker.dead_letters.summary(dead))[1] == 2
@@ -123,6 +129,6 @@ async def test_it_is_replayed_with_the_others(broker: Broker, headers: Headers) 
     assert (ended.state, ended.moved, bodies(queue)) == ("done", 2, [b"strange", b"usual"])
 
 
-def test_what_can_be_read_is_read() -> None:
+def test_valid_properties_are_decoded() -> None:
     record = Record(0, 0, b"k", b"", (("amqp.properties", encode_properties({"priority": 3})), ("amqp.exchange", b"")))
     assert from_record(record).priority() == 3

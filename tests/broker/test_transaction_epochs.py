@@ -90,7 +90,7 @@ def next_of(one: Instance) -> Instance:
 # What brings itself in.
 
 
-async def test_d9_a_batch_brings_its_partition_into_the_transaction_and_a_restart_knows_both(tmp_path: Path) -> None:
+async def test_a_batch_adds_its_partition_to_the_transaction_and_both_survive_a_restart(tmp_path: Path) -> None:
     async with opened(tmp_path) as broker:
         producer = await begin(broker)
         await write(broker, producer, 1)
@@ -103,7 +103,7 @@ async def test_d9_a_batch_brings_its_partition_into_the_transaction_and_a_restar
         assert log_of(broker).stable_end == log_of(broker).visible_end == 3
 
 
-async def test_d9_a_batch_that_is_retried_after_a_full_disk_adds_its_partition(tmp_path: Path) -> None:
+async def test_a_batch_retried_after_a_full_disk_adds_its_partition(tmp_path: Path) -> None:
     """Stored without it, nothing would end what it belongs to after a kill."""
     disk = Full()
     async with opened(tmp_path, disk) as broker:
@@ -143,7 +143,7 @@ async def test_a_partition_is_not_in_the_transaction_before_it_is_durable(tmp_pa
         with pytest.raises(InvalidTransactionState):
             transactions.batches.check_append(*producer, ("t", 0))
         await transactions.add_partitions("x", *producer, {("t", 0): log_of(broker).id})
-        assert first.done, "whoever is told so is told after the first"
+        assert first.done, "the reply must come after the first one"
 
 
 async def test_offsets_bring_their_group_into_the_transaction(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ async def test_every_end_increases_the_epoch_and_a_retry_gets_the_same_answer(tm
         assert await end(broker, following) == next_of(following)
 
 
-async def test_a_batch_that_comes_after_the_end_of_its_transaction_is_not_in_the_next(tmp_path: Path) -> None:
+async def test_a_late_batch_of_an_ended_transaction_does_not_join_the_next_one(tmp_path: Path) -> None:
     async with opened(tmp_path) as broker:
         producer = await begin(broker)
         following = await end(broker, producer)
@@ -264,7 +264,7 @@ async def test_an_end_is_not_visible_before_it_is_durable(tmp_path: Path) -> Non
         assert log_of(broker).stable_end == log_of(broker).visible_end == 3
 
 
-async def test_an_abort_of_nothing_that_found_no_room_opens_nothing(tmp_path: Path) -> None:
+async def test_an_empty_abort_refused_by_a_full_disk_opens_no_transaction(tmp_path: Path) -> None:
     disk = Full()
     async with opened(tmp_path, disk) as broker:
         producer = Instance(*await broker.coordination.transactions.begin_producer("x", 60_000))
@@ -280,7 +280,9 @@ async def test_only_the_previous_instance_learns_the_next_one(tmp_path: Path) ->
     async with opened(tmp_path) as broker:
         producer = await begin(broker)
         transactions = broker.coordination.transactions
-        again = Instance(*await transactions.begin_producer("x", 60_000))  # somebody else: nothing is said of who was
+        again = Instance(
+            *await transactions.begin_producer("x", 60_000)
+        )  # a new instance, which gets no state of the previous one
         await end(broker, again, commit=False)
         for stranger, refused in (
             (Instance(-1, -1), UnknownProducer),
@@ -356,7 +358,7 @@ async def test_after_its_last_epoch_a_producer_has_another_id(tmp_path: Path) ->
         assert broker.coordination.transactions.batches.name_of(producer.producer_id) is None
 
 
-async def test_a_last_end_that_found_no_room_leaves_the_producer_its_id(tmp_path: Path) -> None:
+async def test_a_final_end_refused_by_a_full_disk_keeps_the_producer_id(tmp_path: Path) -> None:
     disk = Full()
     async with opened(tmp_path, disk) as broker:
         producer = await begin(broker, EPOCH_MAX)

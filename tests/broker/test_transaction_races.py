@@ -83,10 +83,10 @@ async def begin(broker: Broker) -> tuple[int, int]:
     return pid, epoch
 
 
-async def test_d9_a_partition_that_could_not_be_stored_is_not_in_the_transaction_at_the_next_attempt(
+async def test_a_partition_that_could_not_be_stored_is_added_again_at_the_next_attempt(
     tmp_path: Path,
 ) -> None:
-    """Told so and killed, nobody knew that the transaction was open: its records held back readers for ever."""
+    """After a kill, the open transaction was unknown, and its records blocked readers forever."""
     disk = Full()
     async with opened(tmp_path, disk) as broker:
         await broker.streams.create("t")
@@ -157,7 +157,7 @@ async def test_a_transaction_that_times_out_while_its_end_cannot_be_stored_is_ab
             await ending
         disk.full = False
         assert one.state == ONGOING
-        assert one.timer is not None, "nobody would ever abort it"
+        assert one.timer is not None, "the transaction would never be aborted"
 
 
 async def test_an_abort_during_the_timeout_is_answered_when_it_is_durable(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ async def test_an_abort_during_the_timeout_is_answered_when_it_is_durable(tmp_pa
         assert transactions.get("x").state == ONGOING
 
 
-async def test_a_change_that_comes_first_does_not_end_the_time_out_of_a_transaction(tmp_path: Path) -> None:
+async def test_a_concurrent_change_does_not_cancel_the_timeout_of_a_transaction(tmp_path: Path) -> None:
     async with opened(tmp_path) as broker:
         transactions = broker.coordination.transactions
         pid, epoch = await transactions.begin_producer("x", 60_000)
@@ -188,7 +188,7 @@ async def test_a_change_that_comes_first_does_not_end_the_time_out_of_a_transact
         transactions._timed_out(one)  # its timer fires; the change is a step ahead of the abort
         await changing
         assert one.state == ONGOING
-        assert one.timer is not None, "nobody would ever abort it"
+        assert one.timer is not None, "the transaction would never be aborted"
 
 
 async def test_the_last_epoch_of_a_producer_is_fenced_as_well_when_its_time_is_up(tmp_path: Path) -> None:
@@ -212,9 +212,7 @@ async def test_the_last_epoch_of_a_producer_is_fenced_as_well_when_its_time_is_u
 
 
 @pytest.mark.parametrize("commit", [True, False])
-async def test_d9_offsets_of_a_transaction_hang_on_it_until_its_end_is_on_the_disk(
-    tmp_path: Path, commit: bool
-) -> None:
+async def test_offsets_of_a_transaction_are_pending_until_its_end_is_durable(tmp_path: Path, commit: bool) -> None:
     """A consumer that asked for stable offsets got the old ones meanwhile, and read again what was done."""
     async with opened(tmp_path) as broker:
         transactions, groups = broker.coordination.transactions, broker.coordination.groups
@@ -259,7 +257,7 @@ async def test_batches_after_one_that_could_not_be_stored_are_refused_with_it(tm
         assert [(await send(sequence)).base_offset for sequence in (1, 2)] == [1, 2]
 
 
-async def test_d6_the_first_batch_of_a_producer_comes_first_though_it_was_refused_before_it_was_looked_at(
+async def test_after_a_refusal_before_validation_a_producer_must_start_with_its_first_batch(
     tmp_path: Path,
 ) -> None:
     async with opened(tmp_path) as broker:
@@ -281,7 +279,7 @@ async def test_d6_the_first_batch_of_a_producer_comes_first_though_it_was_refuse
 
 
 @pytest.mark.parametrize("before", [0, 1], ids=["the first", "others"])
-async def test_d6_after_as_many_batches_as_are_remembered_found_no_room_the_first_of_them_comes_first(
+async def test_after_many_refused_batches_a_producer_must_continue_with_the_first_of_them(
     tmp_path: Path, before: int
 ) -> None:
     """All that was known of the producer had made room for them: the second was stored, and the first never again."""
@@ -322,7 +320,7 @@ def numbered(pid: int, epoch: int, sequence: int, *, transactional: bool = False
     )
 
 
-async def test_d6_a_throttled_first_batch_of_a_transaction_stays_first(tmp_path: Path) -> None:
+async def test_a_throttled_first_batch_of_a_transaction_stays_first(tmp_path: Path) -> None:
     """The broker was writing an earlier one's marker to another log. The second batch was stored then, and opened the
     transaction: the first, which came again, was out of order."""
     async with opened(tmp_path) as broker:
@@ -341,7 +339,7 @@ async def test_d6_a_throttled_first_batch_of_a_transaction_stays_first(tmp_path:
         assert [(await send(sequence)).base_offset for sequence in (0, 1)] == [0, 1]
 
 
-async def test_d6_a_throttled_later_batch_of_a_transaction_does_not_become_its_first(tmp_path: Path) -> None:
+async def test_a_throttled_later_batch_of_a_transaction_does_not_become_its_first(tmp_path: Path) -> None:
     async with opened(tmp_path) as broker:
         await broker.streams.create("t")
         transactions = broker.coordination.transactions
@@ -354,7 +352,7 @@ async def test_d6_a_throttled_later_batch_of_a_transaction_does_not_become_its_f
             transactions.batches.append(Partition(0, log), data, infos, ("t", 0))
 
 
-async def test_d6_the_first_batch_of_a_producer_comes_first_though_its_log_was_being_cut_back(tmp_path: Path) -> None:
+async def test_a_producer_starts_with_its_first_batch_although_the_log_was_being_truncated(tmp_path: Path) -> None:
     async with opened(tmp_path) as broker:
         await broker.streams.create("t")
         log, producers = log_of(broker), broker.coordination.producers
@@ -372,7 +370,7 @@ async def test_d6_the_first_batch_of_a_producer_comes_first_though_its_log_was_b
         assert [(await send(sequence)).base_offset for sequence in (0, 1)] == [0, 1]
 
 
-async def test_d6_the_first_batch_comes_first_though_the_log_knows_the_producer_by_a_marker_alone(
+async def test_a_producer_known_only_by_a_marker_starts_with_its_first_batch(
     tmp_path: Path,
 ) -> None:
     """It had brought a partition into a transaction, and written nothing there."""

@@ -39,7 +39,7 @@ async def time_out(broker: Broker) -> None:
         await broker.shard.group().commit()
 
 
-async def test_d9_a_transaction_that_a_restart_interrupts_can_be_ended(tmp_path: Path) -> None:
+async def test_a_transaction_interrupted_by_a_restart_can_be_ended(tmp_path: Path) -> None:
     async with opened(tmp_path) as broker:
         await broker.streams.create("t")
         pid, epoch = await begin(broker)
@@ -104,7 +104,7 @@ async def test_a_producer_whose_transaction_timed_out_gets_an_error_it_can_recov
             await transactions.end("x", pid, epoch, commit=False)
 
 
-async def test_what_a_transaction_may_not_do(tmp_path: Path) -> None:
+async def test_invalid_transaction_operations_are_refused(tmp_path: Path) -> None:
     async with opened(tmp_path) as broker:
         await broker.streams.create("t")
         transactions = broker.coordination.transactions
@@ -136,7 +136,7 @@ async def test_ending_twice_the_same_way_is_an_answer_that_was_lost(tmp_path: Pa
 
 
 async def test_a_transaction_is_not_shown_as_complete_before_its_marker_can_be_read(tmp_path: Path) -> None:
-    """Who waits for that, as Kafka's tools do, and reads then, reads to its end."""
+    """Clients that wait for this and then read, as Kafka's tools do, get all records."""
     async with opened(tmp_path) as broker:
         await broker.streams.create("t")
         pid, epoch = await begin(broker)

@@ -54,7 +54,7 @@ async def test_users_come_with_their_passwords_and_rights(opened: Open) -> None:
     assert users.topic_permissions()["team", "ann", "amq.topic"] == TopicPermission(write="^{username}", read="x")
 
 
-async def test_what_is_exported_is_what_was_imported_and_makes_the_same_elsewhere(opened: Open) -> None:
+async def test_exporting_imported_definitions_returns_them_and_they_can_be_imported_again(opened: Open) -> None:
     one, other = await opened("one"), await opened("other")
     await definitions.import_(one, DOCUMENT)
     exported = await definitions.export(one)
@@ -80,13 +80,13 @@ async def test_a_hash_without_the_name_of_its_algorithm_is_sha256(opened: Open) 
 
 
 async def test_guest_of_a_version_that_knew_no_users_keeps_its_password(opened: Open) -> None:
-    """It was written down with an empty hash of no algorithm: taken at its word nobody could come in any more."""
+    """The export had an empty hash without an algorithm; after importing it, no user could log in."""
     broker = await opened("one")
     old = {"name": "guest", "password_hash": "", "hashing_algorithm": "", "tags": ["administrator"], "limits": {}}
     await definitions.import_(broker, {"users": [old]})
     assert broker.users.is_open
     await definitions.import_(broker, {"users": [{**old, "hashing_algorithm": ANN["hashing_algorithm"]}]})
-    assert broker.users.authenticate("guest", "guest") is None, "RabbitMQ's way of saying that nobody logs in"
+    assert broker.users.authenticate("guest", "guest") is None, "in RabbitMQ an empty hash disables the login"
 
 
 @pytest.mark.parametrize(

@@ -38,10 +38,10 @@ def opened(disk: Disk, folder: str) -> Users:
     return users
 
 
-# Who there is.
+# Users.
 
 
-def test_a_new_folder_has_guest_who_may_do_everything(reopen: Callable[[], Users]) -> None:
+def test_a_new_data_folder_has_the_user_guest_with_all_permissions(reopen: Callable[[], Users]) -> None:
     users = reopen()
     assert users.is_open
     guest = users.authenticate("guest", "guest")
@@ -51,7 +51,7 @@ def test_a_new_folder_has_guest_who_may_do_everything(reopen: Callable[[], Users
     assert rights is not None and rights.may_configure("x") and rights.may_write("") and rights.may_read("y")
 
 
-async def test_guest_once_removed_does_not_come_back(reopen: Callable[[], Users]) -> None:
+async def test_a_removed_guest_user_does_not_return_after_a_restart(reopen: Callable[[], Users]) -> None:
     users = reopen()
     await users.remove_user(GUEST)
     again = reopen()
@@ -61,7 +61,7 @@ async def test_guest_once_removed_does_not_come_back(reopen: Callable[[], Users]
     assert again.authenticate("guest", "guest") is None
 
 
-async def test_everything_about_users_is_there_after_a_restart(reopen: Callable[[], Users]) -> None:
+async def test_users_and_permissions_survive_a_restart_with_all_fields(reopen: Callable[[], Users]) -> None:
     users = reopen()
     await users.put_user("ann", password="s3cret", tags=["monitoring", "administrator"], limits={"max-channels": 5})
     await users.set_permission("/", "ann", Permission(configure="^a", write="^b", read="^c"))
@@ -91,7 +91,7 @@ async def test_every_change_is_in_the_log_and_no_password_or_hash(
     assert "s3cret" not in caplog.text and OF_TEST12 not in caplog.text
 
 
-async def test_a_change_leaves_what_it_does_not_name(reopen: Callable[[], Users]) -> None:
+async def test_a_change_keeps_the_fields_that_it_does_not_name(reopen: Callable[[], Users]) -> None:
     users = reopen()
     await users.put_user("ann", password="one", tags=["management"])
     await users.put_user("ann", password="two")
@@ -107,7 +107,7 @@ async def test_names_that_cannot_be_are_refused(reopen: Callable[[], Users], nam
         await reopen().put_user(name, password="x")
 
 
-async def test_removing_a_user_takes_its_rights_and_says_so(reopen: Callable[[], Users]) -> None:
+async def test_removing_a_user_removes_its_permissions_and_notifies_listeners(reopen: Callable[[], Users]) -> None:
     users = reopen()
     gone: list[str] = []
     users.on_removed(gone.append)
@@ -123,7 +123,7 @@ async def test_removing_a_user_takes_its_rights_and_says_so(reopen: Callable[[],
         await users.remove_user("bob")
 
 
-async def test_a_vhost_that_goes_takes_the_rights_in_it(reopen: Callable[[], Users]) -> None:
+async def test_deleting_a_vhost_removes_its_permissions(reopen: Callable[[], Users]) -> None:
     users = reopen()
     await users.put_user("ann", password="x")
     await users.vhost_made("test", "ann")
@@ -187,7 +187,7 @@ async def test_a_sha512_hash_is_taken_as_well(reopen: Callable[[], Users]) -> No
     assert users.authenticate("ann", "passwort") is None
 
 
-async def test_nobody_logs_in_without_a_password(reopen: Callable[[], Users]) -> None:
+async def test_a_login_without_a_password_is_refused(reopen: Callable[[], Users]) -> None:
     users = reopen()
     await users.put_user("ann")
     await users.put_user("bob", password_hash="")
@@ -209,7 +209,7 @@ async def test_nobody_logs_in_without_a_password(reopen: Callable[[], Users]) ->
         ("", "rabbit_password_hashing_md5", "md5"),
     ],
 )
-async def test_hashes_that_nobody_could_log_in_with_are_refused(
+async def test_malformed_password_hashes_are_refused(
     reopen: Callable[[], Users], stored: str, algorithm: str, words: str
 ) -> None:
     with pytest.raises(InvalidInput, match=words):
@@ -282,7 +282,7 @@ async def test_patterns_that_re2_refuses_are_named(reopen: Callable[[], Users], 
     assert ("/", "ann") not in users.permissions()
 
 
-async def test_nobody_gets_rights_who_is_not_there(reopen: Callable[[], Users]) -> None:
+async def test_permissions_for_an_unknown_user_are_refused(reopen: Callable[[], Users]) -> None:
     users = reopen()
     with pytest.raises(NotFound):
         await users.set_permission("/", "ann", EVERYTHING)
@@ -342,7 +342,7 @@ async def test_a_hash_that_follows_another_password_keeps_none_of_its_keys_for_s
     users.close()
 
 
-async def test_a_change_whose_client_goes_away_is_made_in_memory_as_on_disk(tmp_path: Path) -> None:
+async def test_a_change_whose_client_disconnects_is_applied_in_memory_and_on_disk(tmp_path: Path) -> None:
     catalog = Waiting(tmp_path)
     users = Users(catalog)
     users.first_start(["/"])
@@ -358,7 +358,7 @@ async def test_a_change_whose_client_goes_away_is_made_in_memory_as_on_disk(tmp_
         each.close()
 
 
-async def test_a_policy_whose_client_goes_away_is_known_in_memory_as_on_disk(tmp_path: Path) -> None:
+async def test_a_policy_whose_client_disconnects_is_applied_in_memory_and_on_disk(tmp_path: Path) -> None:
     catalog = Waiting(tmp_path)
     policies = Policies(catalog)
     for name in ("one", "two"):
@@ -369,8 +369,8 @@ async def test_a_policy_whose_client_goes_away_is_known_in_memory_as_on_disk(tmp
 
 
 def test_a_crash_at_any_call_leaves_the_old_or_the_new_and_never_more_rights() -> None:
-    """Before every call that changes something a power cut is tried: what was answered is there, and in the
-    middle of a removal nobody has rights that they did not have before."""
+    """A power cut before every disk call loses no confirmed change, and a removal in progress never grants a user
+    additional permissions."""
     rng = Random(7)
     disk = SimulatedDisk()
     disk.mkdir("/data")
@@ -430,7 +430,7 @@ def test_a_crash_at_any_call_leaves_the_old_or_the_new_and_never_more_rights() -
 def test_a_document_that_describes_no_such_thing_is_an_error_with_its_place(
     tmp_path: Path, kind: str, identity: tuple[str, ...], document: dict[str, Any]
 ) -> None:
-    """The checksum is right: somebody wrote it, or took it as it was. A login must not fall over it later."""
+    """The checksum is valid, for example after an edit by hand. A later login must not crash on it."""
     FileCatalog(RealDisk(), str(tmp_path)).put(kind, identity, document)
     with pytest.raises(CorruptCatalog, match=f"catalog/{kind}/.*log repair"):
         Users(FileCatalog(RealDisk(), str(tmp_path)))

@@ -85,7 +85,7 @@ async def test_the_ends_of_transactions_are_not_counted_unless_there_are_very_ma
 
 
 @pytest.mark.parametrize("commit", [False, True])
-async def test_a_bound_on_the_length_drops_no_message_for_what_holds_none(tmp_path: Path, commit: bool) -> None:
+async def test_max_length_ignores_offsets_without_a_message(tmp_path: Path, commit: bool) -> None:
     async with opened(tmp_path) as broker:
         queue = await declare(broker.vhosts.get("/"), "q", x_max_length=3)
         await said(broker, queue, b"one", b"two")
@@ -110,7 +110,7 @@ async def test_a_byte_limit_does_not_count_aborted_records(tmp_path: Path, is_to
 
 @pytest.mark.parametrize("is_told", [False, True])
 async def test_a_kill_right_after_an_abort_leaves_nothing_to_count(tmp_path: Path, is_told: bool) -> None:
-    """The queue has no time to store what it was told, or was not told at all."""
+    """The queue could not store the end of the transaction, or was not notified of it."""
     before, after = tmp_path / "before", tmp_path / "after"
     async with opened(before) as broker:
         queue = await declare(broker.vhosts.get("/"), "q")
@@ -158,7 +158,7 @@ async def test_aborted_records_are_not_dead_lettered_when_they_expire(tmp_path: 
         assert bodies(dead) == [b"one"]
 
 
-async def test_what_is_aborted_is_not_replayed(tmp_path: Path) -> None:
+async def test_aborted_records_are_not_replayed(tmp_path: Path) -> None:
     async with opened(tmp_path) as broker:
         host = broker.vhosts.get("/")
         queue: Any = await declare(host, "q")

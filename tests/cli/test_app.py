@@ -134,7 +134,7 @@ def test_following_a_quiet_topic_ends_when_the_reader_of_stdout_exits(monkeypatc
             sub.write(lambda _: b"", consumer)
 
 
-def test_a_replay_reports_what_it_does_not_move_and_why() -> None:
+def test_a_replay_reports_the_messages_it_does_not_move_and_the_reason() -> None:
     plan = {"matched": 3, "targets": {"orders": 3}, "missing": {"gone": 2, "": 1}}
     assert dlq._describe(plan) == (
         "3 to orders, 2 not moved (gone does not exist), 1 not moved (their original queue is unknown)."

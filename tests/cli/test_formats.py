@@ -45,7 +45,7 @@ def test_times_are_durations_ago_dates_or_milliseconds() -> None:
     assert parse_time("2023-11-14T22:13:20.5Z", NOW_MS) == NOW_MS + 500
 
 
-def test_a_format_prints_what_it_names() -> None:
+def test_a_format_prints_the_fields_it_names() -> None:
     message = Message(2, 7, 99, b"key", b"v\xff", (("a", b"1"), ("b", None)))
     form = compile_format(r"%t %p %o %T %k(%K) %s(%S) %h 100%% \x41\t\\n", "orders")
     assert form(message) == b"orders 2 7 99 key(3) v\xff(2) a=1,b= 100% A\t\\n"

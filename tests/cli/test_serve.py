@@ -161,7 +161,7 @@ def test_the_start_can_be_printed_as_json(tmp_path: Path) -> None:
     assert [msgspec.json.decode(line)["event"] for line in started.lines] == ["ready", "stopping", "stopped"]
 
 
-def test_the_start_imports_only_what_it_needs(tmp_path: Path) -> None:
+def test_a_start_imports_only_the_modules_it_needs(tmp_path: Path) -> None:
     broker = Broker(tmp_path, "--kafka", "localhost:0", "--amqp", "localhost:0", PYTHONPROFILEIMPORTTIME="1")
     assert broker.stop() == 0
     imported = {line.rpartition("|")[2].strip() for line in broker.errors.splitlines()}

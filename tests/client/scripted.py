@@ -85,7 +85,7 @@ def scripted(*script: bytes) -> Iterator[Scripted]:
 
 @contextmanager
 def refusing(answer: bytes) -> Iterator[str]:
-    """The address of a server that answers once the head is there, and hangs up on whoever goes on sending."""
+    """The address of a server that replies after the request head and closes the connection during the body."""
 
     def serve(listener: socket.socket) -> None:
         connection, _ = listener.accept()

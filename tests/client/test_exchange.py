@@ -33,12 +33,12 @@ def test_an_answer_that_closes_is_known_to_close() -> None:
     assert not reader.keep_alive
 
 
-def test_what_does_not_speak_http_is_no_broker() -> None:
+def test_a_server_that_does_not_speak_http_is_not_a_broker() -> None:
     with pytest.raises(BrokerUnreachable, match="does not speak HTTP: use the port of the HTTP listener"):
         ResponseReader().feed(b"AMQP\x00\x00\x09\x01 hello there\r\n\r\n")
 
 
-def test_an_error_answer_to_a_stream_is_kept_whole() -> None:
+def test_an_error_response_to_a_stream_is_read_completely() -> None:
     pieces: list[bytes] = []
     reader = ResponseReader(pieces.append)
     reader.feed(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}")
@@ -61,7 +61,7 @@ def test_a_url_names_a_broker(url: str, endpoint: Endpoint) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "amqp://x", "http://", "http://h:99999", "http://[x", "http://a..b", "x" * 64])
-def test_what_is_no_url_is_refused_in_one_sentence(url: str) -> None:
+def test_an_invalid_url_is_refused_with_a_one_line_error(url: str) -> None:
     with pytest.raises(InvalidInput, match="not the address of a broker"):
         parse_url(url)
 
@@ -77,17 +77,17 @@ def test_what_is_no_url_is_refused_in_one_sentence(url: str) -> None:
         (b"\xff/", "/topics/%FF%2F"),
     ],
 )
-def test_a_name_is_one_part_of_a_path_whatever_is_in_it(name: str | bytes, path: str) -> None:
+def test_a_name_is_escaped_to_a_single_path_segment(name: str | bytes, path: str) -> None:
     assert path_of("topics", name) == path
 
 
-def test_nothing_is_no_name() -> None:
+def test_an_empty_name_is_refused() -> None:
     """An unset variable in a script: the path would be that of a list, and the answer no answer to the question."""
     with pytest.raises(InvalidInput, match="a name is empty"):
         path_of("queues", "/", "", "contents")
 
 
-def test_a_request_is_what_was_asked_for_and_nothing_else() -> None:
+def test_a_request_is_encoded_exactly() -> None:
     data = request_bytes(HERE, "POST", "/t", query={"a": 1, "b": None, "c": "x y"}, headers={"A": "b"}, body=b"hi")
     head, _, body = data.partition(b"\r\n\r\n")
     lines = head.decode().split("\r\n")
@@ -101,22 +101,22 @@ def test_a_header_cannot_smuggle_a_second_one() -> None:
         request_bytes(HERE, "GET", "/", headers={"Last-Event-ID": "0:1\r\nEvil: yes"})
 
 
-def test_only_what_cannot_have_happened_or_does_not_matter_is_repeated() -> None:
+def test_only_requests_that_failed_safely_or_are_idempotent_are_retried() -> None:
     assert may_repeat("POST", Fate.NOT_SENT)
     assert not may_repeat("POST", Fate.LOST)
     assert not may_repeat("DELETE", Fate.LOST)
     assert may_repeat("GET", Fate.LOST)
 
 
-def test_a_refusal_is_repeated_only_when_the_broker_says_when() -> None:
+def test_a_refused_request_is_retried_only_with_a_retry_after_header() -> None:
     assert retry_after_s(Response(503, {"retry-after": "5"}, b"")) == 5.0
     assert retry_after_s(Response(429, {"retry-after": "0.5"}, b"")) == 0.5
-    assert retry_after_s(Response(503, {}, b"")) is None  # a failed disk: who knows what was kept
+    assert retry_after_s(Response(503, {}, b"")) is None  # a failed disk: unknown what was stored
     assert retry_after_s(Response(429, {"retry-after": "Wed, 21 Oct"}, b"")) is None
     assert retry_after_s(Response(200, {"retry-after": "5"}, b"")) is None
 
 
-def test_a_read_that_waited_for_long_before_it_was_cut_off_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_poll_with_a_lost_connection_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long to try is counted from the first failure: a long poll had used it up before there was any."""
     now = 0.0
     monkeypatch.setattr("headrace.client.retry.time.monotonic", lambda: now)

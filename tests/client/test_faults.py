@@ -59,7 +59,7 @@ def test_an_answer_to_head_has_no_body_to_wait_for(request_: Request) -> None:
 
 
 @both
-def test_a_lost_answer_to_a_publish_is_said_and_not_repeated(request_: Request) -> None:
+def test_a_publish_with_a_lost_reply_raises_an_error_and_is_not_retried(request_: Request) -> None:
     with scripted(CLOSE, ok(b"2")) as server:
         with pytest.raises(Unconfirmed, match="may or may not be stored"):
             request_(server.url, "POST")
@@ -67,7 +67,7 @@ def test_a_lost_answer_to_a_publish_is_said_and_not_repeated(request_: Request) 
 
 
 @both
-def test_half_an_answer_is_no_answer(request_: Request) -> None:
+def test_a_truncated_response_is_a_lost_response(request_: Request) -> None:
     with scripted(ok(b"whole", headers=CLOSING)[:-2], ok(b"2")) as server:
         with pytest.raises(Unconfirmed):
             request_(server.url, "POST")
@@ -75,7 +75,7 @@ def test_half_an_answer_is_no_answer(request_: Request) -> None:
 
 
 @both
-def test_a_lost_answer_to_a_read_is_asked_for_again(request_: Request) -> None:
+def test_a_read_with_a_lost_response_is_retried(request_: Request) -> None:
     with scripted(CLOSE, CLOSE, ok(b"3")) as server:
         assert [answer.body for answer in request_(server.url, "GET")] == [b"3"]
         assert len(server.requests) == 3
@@ -89,7 +89,7 @@ def test_a_connection_closed_while_idle_costs_a_publish_nothing(request_: Reques
 
 
 @both
-def test_a_broker_that_says_when_to_come_back_is_asked_again(request_: Request) -> None:
+def test_a_request_is_retried_after_the_retry_after_time(request_: Request) -> None:
     later = ok(b"{}", status="503 Service Unavailable", headers="Retry-After: 0\r\n")
     with scripted(later, later, ok(b"3")) as server:
         assert [answer.body for answer in request_(server.url, "POST")] == [b"3"]
@@ -102,9 +102,9 @@ def test_a_broker_that_does_not_say_when_is_taken_at_its_word(request_: Request)
 
 
 @both
-def test_nobody_there_is_one_sentence(request_: Request) -> None:
+def test_an_unreachable_broker_gives_a_one_line_error(request_: Request) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # so that nobody else listens there
+        taken.bind(("127.0.0.1", 0))  # so that no other process listens there
         port = taken.getsockname()[1]
         with pytest.raises(BrokerUnreachable, match=f"no broker answers at http://127.0.0.1:{port}: .*refused"):
             request_(f"http://127.0.0.1:{port}", "POST", retry_s=0.0)

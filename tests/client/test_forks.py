@@ -6,7 +6,7 @@ import sys
 from headrace import Consumer
 from tests.cli.running import Broker
 
-# Whoever waits for ever is ended, and that is no 0.
+# A process that hangs is killed, so its exit code is not 0.
 CHILD = """
 import os, signal, socket, sys
 import headrace
@@ -30,7 +30,7 @@ def run(script: str, *args: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_producer_goes_on_in_parent_and_child(broker: Broker) -> None:
+def test_a_producer_works_in_parent_and_child_after_a_fork(broker: Broker) -> None:
     """The thread that sends was the parent's alone: the child waited for ever."""
     run(
         """
@@ -46,7 +46,7 @@ with headrace.Producer("forked", sys.argv[1]) as producer:
         assert [m.value for m in consumer.until_end()] == [b"parent", b"child", b"parent again"]
 
 
-def test_what_waits_at_a_fork_is_for_the_parent_to_send() -> None:
+def test_messages_pending_at_a_fork_are_sent_by_the_parent() -> None:
     run(
         """
 with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -73,7 +73,7 @@ def test_a_lost_publish_fails_its_messages_and_no_others(kind: str) -> None:
         assert publish(kind, server.url, "b") == [Published(0, 7)]
 
 
-def test_flush_raises_what_nobody_asked_about_once() -> None:
+def test_flush_raises_each_unhandled_error_once() -> None:
     with scripted(CLOSE) as server:
         producer = Producer("t", server.url)
         producer.send("x")
@@ -83,7 +83,7 @@ def test_flush_raises_what_nobody_asked_about_once() -> None:
         producer.close()
 
 
-async def test_async_flush_raises_what_nobody_asked_about_once() -> None:
+async def test_async_flush_raises_each_unhandled_error_once() -> None:
     with scripted(CLOSE) as server:
         producer = AsyncProducer("t", server.url)
         await producer.send("x")
@@ -180,14 +180,16 @@ def test_only_the_message_for_a_missing_partition_is_refused(kind: str) -> None:
     [("topic_not_found", NotFound), ("invalid_input", InvalidInput), ("", InvalidInput)],
     ids=["missing", "cannot be", "no broker"],
 )
-def test_what_fails_all_alike_is_asked_for_once(kind: str, problem: str, error: type[HeadraceError]) -> None:
+def test_a_batch_that_fails_as_a_whole_is_not_split_and_retried(
+    kind: str, problem: str, error: type[HeadraceError]
+) -> None:
     outcomes, asked = sent_together(kind, problem, "1", "2", "bad", "4", "5")
     assert [type(outcome) for outcome in outcomes] == [error] * 5
     assert asked == [5]
 
 
 class Particular:
-    """A connection that refuses what is bad, and answers what is good once somebody was told so."""
+    """A connection that refuses bad messages, and accepts good ones only after a refusal was reported."""
 
     def __init__(self, event: Any) -> None:
         self.told = event()
@@ -220,8 +222,8 @@ class AsyncParticular(Particular):
     async def close(self) -> None: ...  # type: ignore[override]
 
 
-def test_what_publish_raised_is_not_said_again_at_the_end() -> None:
-    """Who published was told before it was noted for flush, and so could not take it from there."""
+def test_an_error_raised_by_publish_is_not_raised_again_by_close() -> None:
+    """The publisher got the error before it was recorded for flush, so it could not be removed there."""
     producer = Producer("t")
     producer._connection = connection = Particular(threading.Event)  # type: ignore[assignment]
     first = producer.send("first")
@@ -239,7 +241,7 @@ def test_what_publish_raised_is_not_said_again_at_the_end() -> None:
     producer.close()
 
 
-async def test_what_publish_raised_is_not_said_again_at_the_end_with_asyncio() -> None:
+async def test_an_error_raised_by_async_publish_is_not_raised_again_by_close() -> None:
     producer = AsyncProducer("t")
     producer._connection = connection = AsyncParticular(asyncio.Event)  # type: ignore[assignment]
     bad, good = asyncio.create_task(producer.publish("bad")), asyncio.create_task(producer.publish("good"))
@@ -250,8 +252,8 @@ async def test_what_publish_raised_is_not_said_again_at_the_end_with_asyncio() -
     await producer.close()
 
 
-async def test_what_was_lost_together_with_a_publish_is_said_at_the_end() -> None:
-    """The one who published was told, and nobody asked about the other."""
+async def test_messages_lost_together_with_a_publish_are_reported_by_close() -> None:
+    """The publisher got its error, but the other lost message was not reported."""
     producer = AsyncProducer("t")
     producer._connection = AsyncParticular(asyncio.Event)  # type: ignore[assignment]
     await producer.send("another")
@@ -297,7 +299,7 @@ def stored(*_: object, body: bytes, **__: object) -> Response:
 
 
 @pytest.mark.parametrize("what", ["flush", "close"])
-def test_whoever_goes_on_sending_keeps_no_other_from_the_end(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_flush_completes_although_another_thread_keeps_sending(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """There was always something under way, and both waited for ever."""
     monkeypatch.setattr(Connection, "request", stored)
     producer = Producer("t", "http://127.0.0.1:1")
@@ -315,9 +317,7 @@ def test_whoever_goes_on_sending_keeps_no_other_from_the_end(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("what", ["flush", "close"])
-async def test_whoever_goes_on_sending_keeps_no_other_task_from_the_end(
-    monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+async def test_flush_completes_although_another_task_keeps_sending(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     async def request(*args: object, **options: Any) -> Response:
         with contextlib.suppress(LogClosed):
             await producer.send("another")
@@ -334,8 +334,8 @@ async def test_whoever_goes_on_sending_keeps_no_other_task_from_the_end(
         producer._closed = True
 
 
-def test_what_waits_when_every_task_is_cancelled_is_sent_by_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As at the end of asyncio.run: the task that sends is cancelled, too, and nobody heard of what it left."""
+def test_messages_pending_when_all_tasks_are_cancelled_are_sent_by_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end of asyncio.run the sending task is cancelled too, and its messages were lost silently."""
     first, futures = asyncio.Event(), []
 
     async def request(*args: object, **options: Any) -> Response:
@@ -363,7 +363,7 @@ def test_what_waits_when_every_task_is_cancelled_is_sent_by_close(monkeypatch: p
     assert futures[1].result() == Published(0, 0)
 
 
-def test_a_callback_may_send_when_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_callback_may_send_although_the_buffer_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs on the thread that makes room, and waited for itself."""
     full = threading.Event()
 
@@ -385,7 +385,7 @@ def test_a_callback_may_send_when_there_is_no_room(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("what", ["publish", "flush", "close"])
-def test_a_callback_is_told_that_it_cannot_wait(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_waiting_inside_a_callback_raises_an_error(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     told: list[BaseException | None] = []
     done = threading.Event()
 
@@ -405,14 +405,14 @@ def test_a_callback_is_told_that_it_cannot_wait(monkeypatch: pytest.MonkeyPatch,
         assert isinstance(told[0], Conflict) and what in str(told[0])
 
 
-def test_an_overloaded_broker_is_said_to_be_overloaded() -> None:
+def test_an_overloaded_broker_raises_overloaded() -> None:
     busy = ok(b'{"detail":"busy"}', status="429 Too Many Requests", headers="Retry-After: 9\r\n")
     with scripted(busy) as server:
         (outcome,) = publish("sync", server.url, "x")
         assert isinstance(outcome, Overloaded)
 
 
-def test_whoever_waits_for_a_producer_with_a_bug_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_the_producer_is_raised_at_waiting_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that sends ended with it, and flush waited for ever."""
 
     def broken(*_: object, **__: object) -> Response:
@@ -431,7 +431,7 @@ def test_whoever_waits_for_a_producer_with_a_bug_is_told(monkeypatch: pytest.Mon
         producer.close()
 
 
-async def test_whoever_awaits_a_producer_with_a_bug_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_in_the_producer_is_raised_at_waiting_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*_: object, **__: object) -> Response:
         raise ZeroDivisionError("ours")
 

@@ -1,4 +1,4 @@
-"""What both readers do when the connection is lost, and when they are told to go elsewhere."""
+"""Both readers after a lost connection and after a seek."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def page(first: int, last: int) -> bytes:
     return ok(b'{"messages":[%b],"next_offset":%d}' % (messages, last))
 
 
-def test_reading_goes_on_where_it_was_when_the_connection_is_lost() -> None:
+def test_reading_continues_at_its_offset_after_a_lost_connection() -> None:
     with scripted(OFFSETS, page(0, 2), CLOSE, page(2, 3)) as server, Consumer("t", server.url) as consumer:
         assert [m.offset for m in consumer.poll()] == [0, 1]
         assert [m.offset for m in consumer.poll()] == [2]
@@ -25,7 +25,7 @@ def test_reading_goes_on_where_it_was_when_the_connection_is_lost() -> None:
         assert consumer.positions == {0: 3}
 
 
-async def test_reading_with_asyncio_goes_on_where_it_was_when_the_connection_is_lost() -> None:
+async def test_reading_with_asyncio_continues_at_its_offset_after_a_lost_connection() -> None:
     with scripted(OFFSETS, page(0, 2), CLOSE, page(2, 3)) as server:
         async with AsyncConsumer("t", server.url) as consumer:
             got: list[Message] = []
@@ -46,7 +46,7 @@ def test_positions_are_right_wherever_the_reader_stops() -> None:
         assert b"offset=2" in server.requests[-1]
 
 
-def test_a_reader_that_was_cut_off_while_it_looked_for_a_time_looks_again() -> None:
+def test_a_search_by_time_is_retried_after_a_lost_connection() -> None:
     """It went on from the start of the topic instead."""
     script = (OFFSETS, CLOSE, OFFSETS, page(2, 3), page(2, 3))
     with scripted(*script) as server, Consumer("t", server.url, since_ms=5, retry_s=0) as consumer:
@@ -83,7 +83,7 @@ async def test_a_reader_with_asyncio_may_go_elsewhere_in_the_middle_of_a_batch()
         assert seen == [0, 1, 0]
 
 
-def test_going_elsewhere_ends_what_is_read_to_the_end() -> None:
+def test_a_seek_ends_reading_until_the_end() -> None:
     with scripted(OFFSETS, OFFSETS, page(0, 3), OFFSETS, page(0, 3)) as server, Consumer("t", server.url) as consumer:
         for message in consumer.until_end():
             assert message.offset == 0

@@ -54,7 +54,7 @@ def offsets_of(steps: Conversation[Any], answers: Iterable[tuple[type, Any]]) ->
         return [message.offset for message in messages]
 
 
-def test_a_read_that_is_answered_before_its_time_is_asked_again() -> None:
+def test_a_long_poll_answered_early_is_repeated() -> None:
     """Nothing came of a wait that the broker cut short, and it was taken for the end of the time."""
     answers = [(Get, ranges(1)), (Get, page(0)), (Get, page(2)), (Get, page(3, 2))]
     assert offsets_of(reading()._take(LONG_S), answers) == [2]
@@ -84,5 +84,5 @@ def test_a_stream_that_is_refused_for_good_is_an_error() -> None:
         offsets_of(reading()._take(LONG_S), answers)
 
 
-def test_whoever_does_not_want_to_wait_is_asked_for_nothing_more() -> None:
+def test_a_read_without_waiting_sends_no_further_request() -> None:
     assert offsets_of(reading()._take(0), [(Get, ranges(2)), (Get, page(0)), (Get, page(0, partition=1))]) == []

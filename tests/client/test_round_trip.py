@@ -16,7 +16,7 @@ from tests.client.test_producer_faults import Gate
 from tests.ports import free_port
 
 
-def test_everything_a_message_has_comes_back(broker: Broker) -> None:
+def test_all_fields_of_a_message_survive_a_round_trip(broker: Broker) -> None:
     with Producer("all", broker.url) as producer:
         assert producer.publish("text") == Published(0, 0)
         producer.publish(b"\x00\xff", key=b"\xfe", headers={"a": "1", "b": b"\x80", "c": None}, timestamp=5)
@@ -57,7 +57,7 @@ def requests(client: Client) -> int:
     return sum(int(float(line.split()[-1])) for line in lines if line.startswith("headrace_listener_events_total{"))
 
 
-def test_a_consumer_waits_for_what_comes(broker: Broker) -> None:
+def test_a_consumer_waits_for_new_messages(broker: Broker) -> None:
     with Producer("wait", broker.url) as producer, Consumer("wait", broker.url, start="latest") as consumer:
         producer.publish("before")
         assert consumer.poll(0) == []
@@ -136,7 +136,7 @@ def test_an_offset_that_is_not_there_is_an_error(broker: Broker) -> None:
         consumer.poll(0)
 
 
-def test_what_retention_took_is_skipped_only_when_asked(broker: Broker) -> None:
+def test_records_removed_by_retention_are_skipped_only_on_request(broker: Broker) -> None:
     with Client(broker.url) as client, Producer("kept", broker.url) as producer:
         client.create_topic("kept", config={"segment_size": "1KB", "retention_bytes": "2KB"})
         for _ in range(40):
@@ -183,7 +183,7 @@ def test_a_message_for_a_partition_that_is_not_there_fails_alone(broker: Broker)
     assert [n for n, future in enumerate(futures) if future.exception() is not None] == [50]
 
 
-def test_a_program_that_just_ends_has_sent_what_it_sent(broker: Broker) -> None:
+def test_a_program_that_exits_without_close_has_sent_its_messages(broker: Broker) -> None:
     program = f"import headrace; p = headrace.Producer('ending', {broker.url!r}); [p.send(str(n)) for n in range(500)]"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
     with Consumer("ending", broker.url) as consumer:

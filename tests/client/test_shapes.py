@@ -39,7 +39,7 @@ headers = st.lists(st.tuples(st.text(max_size=5), data), max_size=3)
 
 
 @given(key=data, value=data, pairs=headers, partition=st.none() | st.integers(0, 9))
-def test_the_broker_reads_a_line_as_it_was_meant(
+def test_the_broker_decodes_an_encoded_message_line(
     key: bytes | None, value: bytes | None, pairs: list[tuple[str, bytes | None]], partition: int | None
 ) -> None:
     line = message_line(value, key=key, headers=pairs, partition=partition, timestamp=5)
@@ -96,14 +96,14 @@ def test_json_values_are_published_as_their_text(text: str, value: bytes | None)
 @pytest.mark.parametrize(
     "text", ["", "7", "{}", '{"value": 1, "encoding": {"value": 3}}', '{"value": "&", "encoding": "base64"}']
 )
-def test_what_is_no_message_is_refused_in_one_sentence(text: str) -> None:
+def test_an_invalid_message_is_refused_with_a_one_line_error(text: str) -> None:
     with pytest.raises(InvalidInput, match="not a JSON message"):
         parse_draft(text.encode())
 
 
 @pytest.mark.parametrize("name", [b"trace", 7])
-def test_a_header_whose_name_is_no_text_is_refused_before_it_is_sent(name: object) -> None:
-    """Bytes were stored as their base64: nobody found the header by its name."""
+def test_a_header_name_that_is_not_text_is_refused_before_sending(name: object) -> None:
+    """Header names in bytes were stored as base64 and could not be found by name."""
     for headers in ({name: "x"}, [(name, b"x"), ("other", b"\xff")]):
         with pytest.raises(InvalidInput, match="the name of a header must be str"):
             message_line("v", headers=headers)  # type: ignore[arg-type]
@@ -143,13 +143,13 @@ def test_every_refusal_becomes_the_error_it_means(response: Response, kind: type
     assert cause.status == response.status
 
 
-def test_an_offset_out_of_range_brings_what_there_is() -> None:
+def test_offset_out_of_range_has_the_available_range() -> None:
     with pytest.raises(OffsetOutOfRange) as caught:
         raise_for(answer(416, {"code": "offset_out_of_range", "offset": 5, "start": 7, "end": 9}))
     assert (caught.value.offset, caught.value.start, caught.value.end) == (5, 7, 9)
 
 
-def test_an_answer_of_somebody_else_is_no_broker() -> None:
+def test_a_reply_of_another_server_is_not_accepted() -> None:
     with pytest.raises(BrokerUnreachable, match="not a Headrace broker"):
         parse_read(Response(200, {}, b"<html>"))
     with pytest.raises(BrokerUnreachable, match="confirmed 1 messages, but 2 were sent"):
@@ -184,7 +184,7 @@ def test_events_do_not_depend_on_how_bytes_arrive() -> None:
     assert event_id({1: 8, 0: 2}) == "0:2,1:8"
 
 
-def test_a_notice_ends_the_events_before_what_follows_it() -> None:
+def test_a_notice_ends_the_messages_that_are_returned() -> None:
     first, second = Message(0, 1, 2, None, b"x"), Message(0, 9, 2, None, b"y")
     text = b"data: " + message_json(first) + b"\n" + b'event: gap\ndata: {"from": 2, "to": 9}\n\n'
     reader = EventReader()

@@ -12,7 +12,7 @@ import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.TopicPartition;
 
-/** Reads, writes and commits in transactions; after an error that it can not abort, it begins anew. */
+/** Reads, writes and commits in transactions. After an error that it cannot abort, it starts again with new clients. */
 public class Loop {
     static final String STRINGS = "org.apache.kafka.common.serialization.String";
 
@@ -42,7 +42,7 @@ public class Loop {
                 producer.commitTransaction();
             } catch (KafkaException error) {
                 producer.abortTransaction();
-                throw error; // what was read is to be read again, from where the group is
+                throw error; // restart, and read again from the group's committed offset
             }
         }
     }

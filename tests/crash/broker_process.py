@@ -1,4 +1,4 @@
-"""A real broker in a process of its own, to be killed, and clients that write down what they saw."""
+"""A broker in its own process, to be killed, and HTTP clients that record what they sent and read."""
 
 import http.client
 import json
@@ -7,11 +7,12 @@ import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.broker_process import BrokerProcess
 from tests.crash.checker import History
 
-ANSWER_SECONDS_MAX = 120.0  # a stalled broker is slow, not silent: whoever gives up too soon may overtake itself
+ANSWER_SECONDS_MAX = 120.0  # generous: a client that gives up on a stalled broker too early may reorder its messages
 HANG_SECONDS_MAX = ANSWER_SECONDS_MAX + 60
 
 
@@ -34,7 +35,7 @@ def connect(port: int) -> http.client.HTTPConnection:
 
 def request(
     port: int, method: str, path: str, body: object = None, *, connection: http.client.HTTPConnection | None = None
-) -> tuple[int, dict]:
+) -> tuple[int, dict[str, Any]]:
     used = connection or connect(port)
     try:
         headers = {"Content-Type": "application/json"} if body is not None else {}
@@ -48,7 +49,7 @@ def request(
 
 
 def body_of(producer: str, sequence: int, rng: random.Random) -> str:
-    """Mostly small, sometimes larger than what the journal takes inline."""
+    """Mostly small, sometimes too large to be stored inline in the journal."""
     size = rng.choice((0, 10, 100, 100, 1000, 1000, 5000)) if rng.random() < 0.98 else 100_000
     return f"{producer}:{sequence}:" + "x" * size
 
@@ -58,7 +59,7 @@ def crc_of(body: str) -> int:
 
 
 class Load:
-    """Producers and readers in threads, which take a lost connection for what it is: no answer."""
+    """Producers and readers in threads. After a lost connection, the outcome of a request counts as unknown."""
 
     def __init__(self, port: int, history: History, seed: int, topics: dict[str, int]) -> None:
         self._port = port
@@ -69,6 +70,7 @@ class Load:
         self.confirmed = 0
         self.read = 0
         self.failures: list[str] = []
+        work: list[tuple[Callable[[str, random.Random], None], str, int]]
         work = [(self._produce, f"p{i}", seed * 100 + i) for i in range(4)]
         work += [(self._consume, f"c{i}", seed * 100 + 50 + i) for i in range(2)]
         self._threads = [threading.Thread(target=self._guard, args=args, daemon=True) for args in work]
@@ -81,7 +83,7 @@ class Load:
         self._stopping.set()
         for thread in self._threads:
             thread.join(HANG_SECONDS_MAX)
-            assert not thread.is_alive(), "a client hangs"
+            assert not thread.is_alive(), "a client does not stop"
 
     def _guard(self, work: Callable[[str, random.Random], None], name: str, seed: int) -> None:
         try:
@@ -107,7 +109,7 @@ class Load:
                     self._port, "POST", f"/topics/{topic}/messages", messages, connection=connection
                 )
             except (OSError, http.client.HTTPException, ValueError):
-                connection.close()  # nobody knows: it may be there or not
+                connection.close()  # unknown outcome: the messages may be stored or not
                 self._stopping.wait(0.02)
                 continue
             if status not in (200, 201):
@@ -120,9 +122,9 @@ class Load:
         connection.close()
 
     def _consume(self, name: str, rng: random.Random) -> None:
-        """Follow one partition after another from where the last reading ended."""
+        """Read random partitions, each from the offset where the previous read ended."""
         positions: dict[tuple[str, int], int] = {}
-        life = 0
+        session = 0
         connection = connect(self._port)
         while not self._stopping.is_set():
             topic = rng.choice(list(self._topics))
@@ -135,17 +137,17 @@ class Load:
                 ends_status, ends = request(self._port, "GET", path, connection=connection)
             except (OSError, http.client.HTTPException, ValueError):
                 connection.close()
-                life += 1
+                session += 1
                 self._stopping.wait(0.02)
                 continue
-            if status == 404 or ends_status == 404:  # nobody published to it yet
+            if status == 404 or ends_status == 404:  # nothing was published to it yet
                 continue
             if status != 200 or ends_status != 200:
                 self.failures.append(f"{name}: {status} {answer} {ends_status} {ends}")
                 return
             for message in answer["messages"]:
-                note(self._history.read, f"{name}.{life}", topic, partition, message)
-            if name == "c0":  # one observer: two would write their answers down in any order
+                record_message(self._history.read, f"{name}.{session}", topic, partition, message)
+            if name == "c0":  # one observer, because two would record their observations in any order
                 for entry in ends["partitions"]:
                     self._history.ends(topic, entry["partition"], entry["start"], entry["end"])
             positions[topic, partition] = answer["next_offset"]
@@ -154,7 +156,7 @@ class Load:
         connection.close()
 
 
-def note(record: Callable[..., None], *where: object) -> None:
+def record_message(record: Callable[..., None], *where: object) -> None:
     *before, message = where
     assert isinstance(message, dict)
     producer, sequence, _ = message["value"].split(":", 2)
@@ -162,7 +164,7 @@ def note(record: Callable[..., None], *where: object) -> None:
 
 
 def drain(port: int, history: History, topics: dict[str, int]) -> int:
-    """Read every partition from start to end; the verdict stands on this."""
+    """Read every partition from start to end. The checker decides about loss by these records alone."""
     total = 0
     for topic in topics:
         status, answer = request(port, "GET", f"/topics/{topic}/offsets")
@@ -174,7 +176,7 @@ def drain(port: int, history: History, topics: dict[str, int]) -> int:
                 status, page = request(port, "GET", path)
                 assert status == 200 and page["messages"], (path, status, page, entry)
                 for message in page["messages"]:
-                    note(history.drained, topic, partition, message)
+                    record_message(history.drained, topic, partition, message)
                 total += len(page["messages"])
                 position = page["next_offset"]
             history.drained_ends(topic, partition, entry["start"], entry["end"])

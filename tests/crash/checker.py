@@ -1,17 +1,17 @@
-"""Judges a history of what clients saw, whatever was done to the broker meanwhile.
+"""Checks a history of client operations for violations of the delivery guarantees, for any faults of the broker.
 
-The harness, not the broker, records the history, outside the folder that is being tortured. A message is
-known by (producer, sequence) and the CRC of its body; a place by (stream, partition, offset).
+The test records the history, outside of the data folder under test. A message is identified by
+(producer, sequence) and the CRC of its body, a position by (stream, partition, offset).
 
 What to record, and when:
-- `send` before a message is handed to the broker, once per attempt. An ordered producer sends the next
-  message only after the last one was answered, or pipelines on one connection.
-- `confirmed` with the place the broker named; `refused` for a definite no; nothing for a timeout or a
-  lost connection: such a message may be there or not, at most once per attempt.
-- `read` for every record a consumer got, with its session; `settled` when an ack was reported durable;
-  `committed` and `fetched_commit` for group offsets; `ends` for the ends the broker stated.
+- `send` before a message is sent to the broker, once per attempt. An ordered producer sends the next
+  message only after the reply to the last one, or pipelines on one connection.
+- `confirmed` with the position in the reply; `refused` for a definite error; nothing for a timeout or a
+  lost connection: such a message may be stored or not, at most once per attempt.
+- `read` for every record that a consumer got, with its session; `settled` when an ack was reported durable;
+  `committed` and `fetched_commit` for group offsets; `ends` for the ends that the broker reported.
 - `boot` at each start of the broker. `drained` for every record, and `drained_ends` for the ends, read
-  from start to end after the last fault, when no producer runs any more: loss is judged by this alone.
+  from start to end after the last fault, when no producer runs any more. Loss is decided by these alone.
 
 `check` is linear in the number of events.
 """
@@ -35,7 +35,7 @@ class Violation(NamedTuple):
 
 class Event(NamedTuple):
     kind: str
-    who: str = ""  # producer, session or group
+    actor: str = ""  # producer, session or group
     sequence: int = -1
     crc: int = -1
     stream: str = ""
@@ -46,7 +46,7 @@ class Event(NamedTuple):
 
 
 class History:
-    """Appending to it is safe from several threads: it is one list."""
+    """The recorded events. Several threads may append, because it is a single list."""
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.events: list[Event] = list(events)
@@ -67,8 +67,8 @@ class History:
         self, session: str, stream: str, partition: int, offset: int, producer: str, sequence: int, crc: int,
         *, redelivered: bool = False,
     ) -> None:  # fmt: skip
-        who = f"{session}\n{producer}"
-        self.events.append(Event("read", who, sequence, crc, stream, partition, offset, flag=redelivered))
+        actor = f"{session}\n{producer}"
+        self.events.append(Event("read", actor, sequence, crc, stream, partition, offset, flag=redelivered))
 
     def seek(self, session: str, stream: str, partition: int) -> None:
         self.events.append(Event("seek", session, stream=stream, partition=partition))
@@ -103,20 +103,20 @@ class History:
 
 
 class _Sent:
-    __slots__ = ("attempts", "copies", "crc", "place", "refusals")
+    __slots__ = ("attempts", "copies", "crc", "position", "refusals")
 
     def __init__(self, crc: int) -> None:
         self.crc = crc
         self.attempts = 0
         self.refusals = 0
-        self.place: tuple[Partition, int] | None = None
+        self.position: tuple[Partition, int] | None = None
         self.copies = 0
 
 
 class Checker:
-    """One pass over the events, then one over what was drained. `dense` is off for compacted streams,
-    `ordered` for producers that do not care; `queue` says that a second delivery must be flagged,
-    whatever the session."""
+    """One pass over the events, then one over the drained records. `dense` is off for compacted streams,
+    `ordered` for producers without an order. With `queue`, a second delivery must have the redelivered flag
+    in any session."""
 
     def __init__(self, *, dense: bool = True, ordered: bool = True, queue: bool = False) -> None:
         self._dense = dense
@@ -124,7 +124,7 @@ class Checker:
         self._queue = queue
         self._found: list[Violation] = []
         self._sent: dict[Message, _Sent] = {}
-        self._at: dict[tuple[Partition, int], Message] = {}  # who was seen or confirmed at a place
+        self._at: dict[tuple[Partition, int], Message] = {}  # the message that was read or confirmed at a position
         self._read: dict[tuple[Partition, int], Message] = {}
         self._session_next: dict[tuple[str, Partition], int] = {}
         self._ends: dict[Partition, tuple[int, int]] = {}
@@ -153,25 +153,25 @@ class Checker:
         }
         for event in history.events:
             handlers[event.kind](event)
-        self._judge_loss()
-        self._judge_refusals()
-        self._judge_density()
-        self._judge_order()
+        self._check_loss()
+        self._check_refusals()
+        self._check_density()
+        self._check_order()
         return self._found
 
-    def _say(self, kind: str, detail: str) -> None:
+    def _report(self, kind: str, detail: str) -> None:
         self._found.append(Violation(kind, detail))
 
     # -- the pass over the events -----------------------------------------------------------------
 
     def _on_boot(self, event: Event) -> None:
         if self._booted and self._sent and not self._confirmed_since_boot:
-            self._say("not-live", "nothing was confirmed between two boots")
+            self._report("not-live", "nothing was confirmed between two boots")
         self._booted = True
         self._confirmed_since_boot = 0
 
     def _on_send(self, event: Event) -> None:
-        message = (event.who, event.sequence)
+        message = (event.actor, event.sequence)
         sent = self._sent.get(message)
         if sent is None:
             sent = self._sent[message] = _Sent(event.crc)
@@ -179,80 +179,80 @@ class Checker:
 
     def _on_confirmed(self, event: Event) -> None:
         self._confirmed_since_boot += 1
-        message, partition = (event.who, event.sequence), (event.stream, event.partition)
+        message, partition = (event.actor, event.sequence), (event.stream, event.partition)
         sent = self._sent.get(message)
         if sent is None:
-            self._say("phantom", f"{message} was confirmed and never sent")
+            self._report("phantom", f"{message} was confirmed and never sent")
             return
-        place = (partition, event.offset)
-        other = self._at.get(place)
+        position = (partition, event.offset)
+        other = self._at.get(position)
         if other is not None and other != message:
-            self._say("offset-reused", f"{place} was given to {other} and to {message}")
-        if sent.place is not None and sent.place != place and sent.attempts < 2:
-            self._say("offset-moved", f"{message} was confirmed at {sent.place} and at {place}")
-        sent.place = place
-        self._at[place] = message
+            self._report("offset-reused", f"{position} was assigned to {other} and to {message}")
+        if sent.position is not None and sent.position != position and sent.attempts < 2:
+            self._report("offset-moved", f"{message} was confirmed at {sent.position} and at {position}")
+        sent.position = position
+        self._at[position] = message
 
     def _on_refused(self, event: Event) -> None:
-        sent = self._sent.get((event.who, event.sequence))
+        sent = self._sent.get((event.actor, event.sequence))
         if sent is not None:
             sent.refusals += 1
 
     def _on_read(self, event: Event) -> None:
-        session, _, producer = event.who.partition("\n")
+        session, _, producer = event.actor.partition("\n")
         message, partition = (producer, event.sequence), (event.stream, event.partition)
-        place = (partition, event.offset)
-        self._see(message, place, event.crc)
-        self._read[place] = message
+        position = (partition, event.offset)
+        self._observe(message, position, event.crc)
+        self._read[position] = message
         expected = self._session_next.get((session, partition))
         if expected is not None and not (self._queue and event.flag):
             if event.offset < expected:
-                self._say("session-order", f"{session} read {place} after {expected - 1}")
+                self._report("session-order", f"{session} read {position} after {expected - 1}")
             elif event.offset > expected and self._dense and not self._queue:
-                self._say("session-skip", f"{session} read {place} when {expected} was next")
+                self._report("session-skip", f"{session} read {position} when {expected} was next")
         self._session_next[session, partition] = max(event.offset + 1, expected or 0)
         if self._queue:
-            if place in self._delivered and not event.flag:
-                self._say("redelivered-flag-missing", f"{place} came again as if new")
-            self._delivered.add(place)
-            if place in self._settled:
-                self._say("read-after-settle", f"{place} came again after its ack was durable")
+            if position in self._delivered and not event.flag:
+                self._report("redelivered-flag-missing", f"{position} was delivered again without the flag")
+            self._delivered.add(position)
+            if position in self._settled:
+                self._report("read-after-settle", f"{position} was delivered again after its ack was durable")
 
     def _on_seek(self, event: Event) -> None:
-        self._session_next.pop((event.who, (event.stream, event.partition)), None)
+        self._session_next.pop((event.actor, (event.stream, event.partition)), None)
 
     def _on_settled(self, event: Event) -> None:
         self._settled.add(((event.stream, event.partition), event.offset))
 
     def _on_committed(self, event: Event) -> None:
-        self._commits[event.who, (event.stream, event.partition)] = event.offset
+        self._commits[event.actor, (event.stream, event.partition)] = event.offset
 
     def _on_fetched_commit(self, event: Event) -> None:
         partition = (event.stream, event.partition)
-        committed = self._commits.get((event.who, partition), -1)
+        committed = self._commits.get((event.actor, partition), -1)
         if event.offset < committed:
-            self._say("commit-went-back", f"{event.who} committed {committed}, now {event.offset}")
+            self._report("commit-went-back", f"{event.actor} committed {committed}, now {event.offset}")
         end = self._ends.get(partition, (0, 1 << 62))[1]
         if event.offset > max(end, committed):
-            self._say("commit-past-end", f"{event.who} is at {event.offset}, the log ends at {end}")
+            self._report("commit-past-end", f"{event.actor} is at {event.offset}, the log ends at {end}")
 
     def _on_ends(self, event: Event) -> None:
         partition = (event.stream, event.partition)
         start, end = self._ends.get(partition, (0, 0))
         if event.end < end:
-            self._say("log-shrank", f"{partition} ended at {end}, now at {event.end}")
+            self._report("log-shrank", f"{partition} ended at {end}, now at {event.end}")
         if event.offset < start:
-            self._say("start-went-back", f"{partition} started at {start}, now at {event.offset}")
+            self._report("start-went-back", f"{partition} started at {start}, now at {event.offset}")
         self._ends[partition] = (max(start, event.offset), max(end, event.end))
 
     def _on_drained(self, event: Event) -> None:
-        message, partition = (event.who, event.sequence), (event.stream, event.partition)
-        place = (partition, event.offset)
-        self._see(message, place, event.crc)
-        there = self._drained[partition]
-        if event.offset in there:
-            self._say("inconsistent-offset", f"{place} was drained twice")
-        there[event.offset] = message
+        message, partition = (event.actor, event.sequence), (event.stream, event.partition)
+        position = (partition, event.offset)
+        self._observe(message, position, event.crc)
+        stored = self._drained[partition]
+        if event.offset in stored:
+            self._report("inconsistent-offset", f"{position} was drained twice")
+        stored[event.offset] = message
         sent = self._sent.get(message)
         if sent is not None:
             sent.copies += 1
@@ -261,30 +261,31 @@ class Checker:
         self._on_ends(event)
         self._drained_ends[event.stream, event.partition] = (event.offset, event.end)
 
-    def _see(self, message: Message, place: tuple[Partition, int], crc: int) -> None:
+    def _observe(self, message: Message, position: tuple[Partition, int], crc: int) -> None:
         sent = self._sent.get(message)
         if sent is None:
-            self._say("phantom", f"{message} at {place} was never sent")
+            self._report("phantom", f"{message} at {position} was never sent")
             return
         if crc != sent.crc:
-            self._say("corrupt-body", f"{message} at {place} has other bytes than were sent")
-        other = self._at.setdefault(place, message)
+            self._report("corrupt-body", f"{message} at {position} differs from the bytes that were sent")
+        other = self._at.setdefault(position, message)
         if other != message:
-            self._say("inconsistent-offset", f"{place} held {other} and then {message}")
+            self._report("inconsistent-offset", f"{position} held {other} and then {message}")
 
-    # -- the verdicts that need the whole ---------------------------------------------------------
+    # -- checks of the whole history --------------------------------------------------------------
 
-    def _judge_loss(self) -> None:
-        """Nothing confirmed, and nothing ever read, is gone; except what is before the start."""
+    def _check_loss(self) -> None:
+        """No confirmed message and no message that was ever read is missing, except before the start offset."""
         for message, sent in self._sent.items():
-            if sent.place is not None:
-                self._look_for(message, sent.place, "lost", "was confirmed")
-        for place, message in self._read.items():
-            if (sent := self._sent.get(message)) is None or sent.place != place:
-                self._look_for(message, place, "taken-back", "was read by a consumer")
+            if sent.position is not None:
+                self._check_stored(message, sent.position, "lost", "was confirmed")
+        for position, message in self._read.items():
+            known = self._sent.get(message)
+            if known is None or known.position != position:
+                self._check_stored(message, position, "taken-back", "was read by a consumer")
 
-    def _look_for(self, message: Message, place: tuple[Partition, int], kind: str, why: str) -> None:
-        partition, offset = place
+    def _check_stored(self, message: Message, position: tuple[Partition, int], kind: str, why: str) -> None:
+        partition, offset = position
         ends = self._drained_ends.get(partition)
         if ends is None or offset < ends[0] or not self._dense:
             return
@@ -292,43 +293,43 @@ class Checker:
             return
         elsewhere = [p for p in self._drained if message in self._drained[p].values()]
         if elsewhere and kind == "lost":
-            self._say("offset-moved", f"{message} {why} at {place} and is not there, but in {elsewhere}")
+            self._report("offset-moved", f"{message} {why} at {position} but is stored in {elsewhere}")
         else:
-            self._say(kind, f"{message} {why} at {place} and is not there")
+            self._report(kind, f"{message} {why} at {position} but is missing")
 
-    def _judge_refusals(self) -> None:
+    def _check_refusals(self) -> None:
         for message, sent in self._sent.items():
             allowed = sent.attempts - sent.refusals
             if sent.copies and allowed <= 0:
-                self._say("aborted-read", f"{message} was refused and is there")
+                self._report("aborted-read", f"{message} was refused but is stored")
             elif sent.copies > allowed:
-                self._say("duplicate", f"{message} is there {sent.copies} times after {allowed} attempts")
+                self._report("duplicate", f"{message} is stored {sent.copies} times after {allowed} attempts")
 
-    def _judge_density(self) -> None:
+    def _check_density(self) -> None:
         for partition, (start, end) in self._drained_ends.items():
-            there = self._drained[partition]
-            if self._dense and len(there) != end - start:
-                holes = [o for o in range(start, end) if o not in there]
-                self._say("offset-hole", f"{partition} from {start} to {end} lacks {holes[:5]}")
-            outside = [o for o in there if not start <= o < end]
+            stored = self._drained[partition]
+            if self._dense and len(stored) != end - start:
+                holes = [o for o in range(start, end) if o not in stored]
+                self._report("offset-hole", f"{partition} from {start} to {end} lacks {holes[:5]}")
+            outside = [o for o in stored if not start <= o < end]
             if outside:
-                self._say("offset-hole", f"{partition} from {start} to {end} also holds {outside[:5]}")
+                self._report("offset-hole", f"{partition} from {start} to {end} also holds {outside[:5]}")
 
-    def _judge_order(self) -> None:
-        """A producer's messages lie in the order they were sent, in each partition. A message sent again
-        after a lost answer may come later than those behind it, so those are left out."""
+    def _check_order(self) -> None:
+        """In each partition, the messages of a producer are in the order in which they were sent. Messages that were
+        sent again after a lost reply are skipped, because a later message may overtake them."""
         if not self._ordered:
             return
-        for partition, there in self._drained.items():
+        for partition, stored in self._drained.items():
             last: dict[str, int] = {}
-            for offset in sorted(there):
-                producer, sequence = there[offset]
+            for offset in sorted(stored):
+                producer, sequence = stored[offset]
                 sent = self._sent.get((producer, sequence))
                 if sent is None or sent.attempts > 1:
                     continue
                 if sequence < last.get(producer, -1):
-                    detail = f"{producer} {sequence} lies behind a later one in {partition}"
-                    self._say("producer-order", detail)
+                    detail = f"{producer} {sequence} is after a later message in {partition}"
+                    self._report("producer-order", detail)
                 last[producer] = sequence
 
 

@@ -1,4 +1,4 @@
-"""What a crash leaves of a simulated disk. The rules are stated in `simdisk`."""
+"""The state of a simulated disk after a crash. `simdisk` states the rules."""
 
 from random import Random
 
@@ -7,7 +7,7 @@ from tests.crash.tree import Tree
 
 
 def killed(disk: Tree, found: Tree) -> None:
-    """Make `found` the disk as the next process finds it when this one dies now."""
+    """Fill `found` with the disk that the next process finds if this process is killed now."""
     copies: dict[int, Node] = {}
     found.root = _folder(_copy(disk.root, copies))
     for change in disk.name_changes:
@@ -23,7 +23,7 @@ def killed(disk: Tree, found: Tree) -> None:
         )
 
 
-# No function within a function that calls itself: it keeps all that it has made until the garbage collector comes by.
+# Not a recursive closure: its reference cycle would keep all copies alive until a garbage collection.
 
 
 def _copy(node: Node, copies: dict[int, Node]) -> Node:
@@ -45,7 +45,7 @@ def _copy(node: Node, copies: dict[int, Node]) -> Node:
 
 
 def cut(disk: Tree, found: Tree, rng: Random, mode: str, *, stale: bool) -> None:
-    """Make `found` one of the disks that could be found when the power fails now."""
+    """Fill `found` with one of the disks that a power cut at this moment could leave."""
     found.root = _Cut(disk, rng, mode, stale).rebuild(disk.root)
 
 

@@ -1,6 +1,6 @@
-"""One fault, a whole workload, and the judgement: clean errors, no confirm after a failure, nothing lost.
+"""Runs a workload with one disk fault and checks it: clean errors, no confirm after a failure, nothing lost.
 
-"Fail the Nth call, for all N": the workload is run once to count its calls, then once for each of them.
+The workload runs once without a fault to count its disk calls, and then once for each call, which fails.
 """
 
 import errno
@@ -9,13 +9,12 @@ from random import Random
 
 from headrace.errors import HeadraceError, StorageError
 from headrace.log.shard import Shard
-from tests.crash.model import Broken, same
+from tests.crash.model import Broken, Found, differences
 from tests.crash.simdisk import Fault, SimulatedDisk
-from tests.crash.world import World, look, look_at_last, open_shard, take_apart
+from tests.crash.world import World, discard, open_shard, read_and_discard, read_everything
 
 WRITES = ("create", "pwrite", "truncate", "sync", "sync_dir", "rename", "unlink", "mkdir", "rmdir")
 READS = ("open", "pread", "listdir")
-NO_ROOM = ("create", "pwrite", "mkdir", "rename")  # what a full disk answers with ENOSPC
 
 EIO = [Fault("", 0, errno.EIO)]
 VARIANTS: dict[str, list[Fault]] = {
@@ -49,7 +48,7 @@ def new_world(seed: int) -> World:
 
 
 def calls_of(seed: int, steps: int) -> Counter[str]:
-    """How often the workload uses each call when nothing fails."""
+    """Count the disk calls of the workload without a fault, by kind."""
     world = new_world(seed)
     world.disk.calls.clear()
     world.open()
@@ -60,7 +59,7 @@ def calls_of(seed: int, steps: int) -> Counter[str]:
 
 
 class Trial:
-    """One run of a seed with one fault in it. Raises Broken."""
+    """One run of a seed with one fault. Raises Broken."""
 
     def __init__(self, seed: int, steps: int, fault: Fault) -> None:
         self.world = new_world(seed)
@@ -70,20 +69,20 @@ class Trial:
         self.outcome = "unharmed"
 
     def run(self) -> str:
-        """What came of it: refused (to open), failed (and stopped), healed or unharmed."""
+        """Return the outcome: refused (to open), failed (the shard stopped), healed or unharmed."""
         world = self.world
         world.faulty = True
         world.disk.arm(self.fault)
         try:
             world.open()
         except (HeadraceError, OSError):
-            self.outcome = "refused"  # nobody was served, nothing was confirmed
+            self.outcome = "refused"  # no client was served and nothing was confirmed
         else:
             self._work()
         world.disk.disarm()
         self._crash()
         if hasattr(world, "shard"):
-            take_apart(world.shard)
+            discard(world.shard)
         return self.outcome
 
     def _work(self) -> None:
@@ -94,12 +93,12 @@ class Trial:
             except StorageError:
                 pass
             except OSError as error:
-                if world.done[-1] == "restart":  # opening may say it with the system's own error
+                if world.done[-1] == "restart":  # opening may raise the error of the operating system
                     self.outcome = "refused"
                     return
                 raise Broken(f"L8 not a clean error: {error!r} after {world.done[-1]}") from error
             if world.shard.is_closed:
-                return  # the restart among the steps failed; the crash comes next
+                return  # a restart step failed; the crash comes next
             if world.shard.failure is not None:
                 self.outcome = "failed"
                 self._stays_stopped()
@@ -108,9 +107,9 @@ class Trial:
         self._heal()
 
     def _stays_stopped(self) -> None:
-        """After a failure nothing is confirmed any more, whatever later calls answer; reading goes on."""
+        """After a failure nothing is confirmed, even if later calls succeed. Reads still work."""
         world = self.world
-        # A rename that finds no room is the last step of a truncation: too late for a clean no.
+        # A rename that fails with ENOSPC is the last step of a truncation, which can no longer be refused cleanly.
         if self.fault.error == errno.ENOSPC and self.fault.kind not in ("sync", "rename"):
             raise Broken(f"L8 a full disk stopped the shard: {world.shard.failure!r}")
         world.disk.disarm()
@@ -129,7 +128,7 @@ class Trial:
             raise Broken("L8 confirmed after a failed write or sync")
 
     def _heal(self) -> None:
-        """The fault is gone: without a restart, every log takes appends again."""
+        """After the fault is gone, every log accepts appends again without a restart."""
         world = self.world
         for _ in range(3):
             world.clock.advance(60)
@@ -151,31 +150,31 @@ class Trial:
             if not ticket.done or ticket.error is not None:
                 raise Broken(f"L8 log {log.id} was not healed: {ticket.error!r}")
         world.observe()
-        world.model.check(look(world.shard, clean=True), power_cut=False)
+        world.model.check(read_everything(world.shard, clean=True), power_cut=False)
 
     def _crash(self) -> None:
         world = self.world
         world.disk.before = None
-        # A read that failed wrote nothing: what a crash finds then is what it finds without a fault.
+        # A failed read writes nothing, so a crash leaves the same disk as without the fault.
         modes = ("kill", "mixed") if self.fault.kind in READS else ("kill", "lost", "mixed")
         for mode in modes:
             image = world.disk.kill() if mode == "kill" else world.disk.power_cut(self.rng, mode)
             found = self._open(image, mode)
-            # A failed sync may drop what async logs and lazy changes had in the page cache: as a cut would.
+            # Like a power cut, a failed sync may drop async appends and lazy changes from the page cache.
             dropped = self.fault.kind == "sync" and self.fault.outcome == "dropped"
             world.model.check(found, power_cut=dropped or mode != "kill")
             again = self._open(image.power_cut(self.rng, "lost"), f"{mode}, recovered, lost")
-            for difference in same(found, again):
-                raise Broken(f"L7 served after {mode} and recovery, gone after a cut: {difference}")
+            for difference in differences(found, again):
+                raise Broken(f"L7 served after {mode} and recovery, missing after a power cut: {difference}")
 
-    def _open(self, image: SimulatedDisk, mode: str):
+    def _open(self, image: SimulatedDisk, mode: str) -> Found:
         world = self.world
         image.capacity = 1 << 50
         try:
             shard, clean = open_shard(image, world.settings, world.model.specs(), world.clock)
         except (HeadraceError, OSError) as error:
             raise Broken(f"L5 cannot be opened after the fault and {mode}: {error!r}") from error
-        return look_at_last(shard, clean)
+        return read_and_discard(shard, clean)
 
 
 __all__ = ["READS", "WRITES", "Shard", "Trial", "calls_of", "variants"]

@@ -1,5 +1,5 @@
-"""What a file, a folder and a change of a name are to the simulated disk, and what a power cut leaves
-of a file. The rules are stated in `simdisk`."""
+"""Files, folders and name changes of the simulated disk, and the content of a file after a power cut.
+`simdisk` states the rules."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ SECTOR = 512
 
 
 class File:
-    """One inode. `data` is what readers see, `durable` what the device holds, `pending` the difference:
-    (sequence, position, bytes) for a write, (sequence, size, None) for a truncation."""
+    """One inode. `data` is the content that readers see, `durable` the content on the device, `pending` the
+    difference: (sequence, position, bytes) for a write, (sequence, size, None) for a truncation."""
 
     __slots__ = ("data", "diverged", "durable", "links", "locked", "opened", "pending")
 
@@ -18,7 +18,7 @@ class File:
         self.data: bytes | bytearray = durable
         self.durable = durable
         self.pending: list[tuple[int, int, bytes | None]] = []
-        self.diverged = False  # a failed sync left the cache and the device apart
+        self.diverged = False  # after a failed sync, the page cache and the device differ
         self.opened = 0
         self.links = 1
         self.locked = False
@@ -37,7 +37,7 @@ Node = File | Folder
 
 @dataclass(slots=True)
 class NameChange:
-    """`node` appears at (folder, name), or vanishes there if folder is None; and vanishes at `gone`."""
+    """`node` gets the name (folder, name), unless folder is None, and loses the name (gone_folder, gone_name)."""
 
     sequence: int
     node: Node
@@ -86,7 +86,7 @@ def survivor(node: File, rng: Random, mode: str, horizon: int | None, noise: flo
 
 
 def _stopped_at(node: File, horizon: int, rng: Random) -> bytes:
-    """Everything before the instant, nothing after, and a part of what was under way."""
+    """All writes before the horizon, none after it, and a part of the write at the horizon."""
     whole = [entry for entry in node.pending if entry[0] < horizon]
     content = replay(node.durable, whole)
     for _, position, data in node.pending[len(whole) : len(whole) + 1]:
@@ -97,13 +97,13 @@ def _stopped_at(node: File, horizon: int, rng: Random) -> bytes:
 
 def _tear(position: int, size: int, rng: Random) -> int:
     cut = rng.randrange(size + 1)
-    if rng.random() < 0.7:  # at a sector
+    if rng.random() < 0.7:  # at a sector boundary
         cut = max(0, (position + cut) // SECTOR * SECTOR - position)
     return cut
 
 
 def _mixed(node: File, rng: Random, noise: float, donors: list[bytes]) -> bytes:
-    """Sectors from two moments, the size from either."""
+    """A mix of sectors from two moments, with the size of either."""
     count = len(node.pending)
     dice = rng.random()
     if dice < 0.15:
@@ -131,7 +131,7 @@ def _mixed(node: File, rng: Random, noise: float, donors: list[bytes]) -> bytes:
             if part != result[start : start + len(part)]:
                 changed.append(start)
                 result[start : start + len(part)] = part
-    if changed and rng.random() < 0.3:  # tear one sector inside: its front is new, its back as it was
+    if changed and rng.random() < 0.3:  # tear one sector inside: new bytes, then old bytes
         start = rng.choice(changed)
         inside = rng.randrange(SECTOR)
         before = (old[:size] + fill)[start + inside : start + SECTOR]

@@ -1,8 +1,8 @@
-"""What a shard must hold, as plain Python: the other half of every crash test.
+"""The expected content of a shard in plain Python, with which every crash test compares.
 
-Work is staged in units (an append, or a group), in order. A unit is confirmed when its ticket says so. After
-a crash a log must hold a prefix of what was staged, at least up to what was promised; what a group did in
-several places is there in all of them or in none.
+Work is staged in units (an append or an atomic group), in order. A unit is confirmed when its ticket resolves.
+After a crash a log must hold a prefix of the staged appends that includes all promised ones, and the changes of
+a group are all there or none.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,16 +15,16 @@ from headrace.record.types import Record
 
 Key = tuple[str, bytes]
 Fold = Callable[[bytes | None, Sequence[bytes]], bytes | None]
-MERGED = "sets"  # the table whose changes are merged in
+MERGED = "sets"  # the table whose values are merged
 
 
 class Broken(AssertionError):
-    """An invariant does not hold. The text begins with its number."""
+    """An invariant does not hold. The text starts with its number in docs/testing.md."""
 
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """Whole batches staged for one log by one unit. Where they land is known when those before them are."""
+    """Whole batches that one unit staged for one log. Their offset depends on the pieces before them."""
 
     raw: bytes
     count: int
@@ -43,7 +43,7 @@ class Piece:
 
 
 class FoundLog(NamedTuple):
-    """What a reader finds in a log from start to end."""
+    """The content of a log, as read from start to end."""
 
     start: int
     end: int
@@ -60,7 +60,7 @@ class Found(NamedTuple):
 
 @dataclass(slots=True)
 class Promise:
-    """How far a log is promised: by a confirm, by having been readable, by having been called durable."""
+    """The part of a log that must survive: confirmed, readable at some time, or reported as durable."""
 
     pieces: int = 0  # confirmed
     visible_end: int = 0
@@ -73,11 +73,11 @@ class LogModel:
     first: int = 0  # offset of the first piece
     pieces: list[Piece] = field(default_factory=list)
     promise: Promise = field(default_factory=Promise)
-    start: int = 0  # confirmed start: nothing before it may come back
-    start_max: int = 0  # what retention was asked to remove: nothing from here on may go
-    expendable: set[int] = field(default_factory=set)  # what compaction was allowed to remove
-    tombs: dict[bytes | None, int] = field(default_factory=dict)  # tombstones among it, by key
-    former: list[Piece] | None = None  # before a truncation that is not confirmed yet
+    start: int = 0  # confirmed start: no record before it may return
+    start_max: int = 0  # requested start: no record from here on may be removed
+    expendable: set[int] = field(default_factory=set)  # offsets that compaction may remove
+    tombs: dict[bytes | None, int] = field(default_factory=dict)  # tombstones among them, by key
+    former: list[Piece] | None = None  # the pieces before a truncation that is not confirmed yet
     former_least: int = 0
     epoch: int = 0
 
@@ -90,14 +90,14 @@ class LogModel:
         return self.first + sum(piece.count for piece in self.pieces)
 
     def ends(self, pieces: list[Piece] | None = None) -> list[int]:
-        """The end after each number of pieces."""
+        """The end offset after 0, 1, 2, ... pieces."""
         ends = [self.first]
         for piece in self.pieces if pieces is None else pieces:
             ends.append(ends[-1] + piece.count)
         return ends
 
     def promised(self, *, power_cut: bool) -> int:
-        """The number of pieces that must be there."""
+        """The number of pieces that must be stored."""
         ends = self.ends()
         if self.is_async and power_cut:
             return sum(end <= self.promise.durable_end for end in ends[1:])
@@ -105,10 +105,10 @@ class LogModel:
         return max(self.promise.pieces, seen)
 
     def check(self, found: FoundLog, *, power_cut: bool) -> int | None:
-        """Number of pieces found, None when the log is as before a truncation that may not have happened."""
+        """Return the number of pieces found, or None if an unconfirmed truncation did not happen."""
         name = f"log {self.spec.id}"
         if found.damage:
-            raise Broken(f"L6 {name} is called damaged after a mere crash: {found.damage}")
+            raise Broken(f"L6 {name} is reported as damaged after a crash: {found.damage}")
         if not self.start <= found.start <= self.start_max:
             raise Broken(f"L10 {name} starts at {found.start}, not in [{self.start}, {self.start_max}]")
         ends = self.ends()
@@ -120,11 +120,11 @@ class LogModel:
         if self.former is not None and self._is_former(found, power_cut):
             return None
         if found.end < ends[promised]:
-            raise Broken(f"L1 {name} ends at {found.end}, and {ends[promised]} was promised (ends {ends})")
-        raise Broken(f"L2 {name} ends at {found.end}, inside a piece or past all (ends {ends})")
+            raise Broken(f"L1 {name} ends at {found.end}, but {ends[promised]} was promised (ends {ends})")
+        raise Broken(f"L2 {name} ends at {found.end}, inside a piece or after the last one (ends {ends})")
 
     def _is_former(self, found: FoundLog, power_cut: bool) -> bool:
-        """As before the truncation; an async log may have lost what was not synced, too."""
+        """Whether the log is as before the truncation. An async log may also have lost unsynced pieces."""
         assert self.former is not None
         ends = self.ends(self.former)
         for count in range(self.former_least if power_cut and self.is_async else len(self.former), len(ends)):
@@ -146,11 +146,11 @@ class LogModel:
         name = f"log {self.spec.id}"
         if not self.expendable:
             detail = _difference(data, found.data)
-            raise Broken(f"L4 {name} [{found.start}, {found.end}) is not what was written: {detail}")
+            raise Broken(f"L4 {name} [{found.start}, {found.end}) differs from what was written: {detail}")
         self._check_compacted(name, found, data)
 
-    def compaction_begins(self, end: int) -> None:
-        """Before end, only the last record of each key has to stay, and no tombstone."""
+    def compaction_starts(self, end: int) -> None:
+        """From now on, compaction may remove all records before end but the last of each key, and tombstones."""
         records = [record for record in self.records() if record.offset < end]
         last = {record.key: record.offset for record in records}
         for record in records:
@@ -161,7 +161,7 @@ class LogModel:
                 self.tombs[record.key] = record.offset
 
     def forget_compaction_from(self, offset: int) -> None:
-        """Other records have these offsets next."""
+        """Forget what compaction may remove from offset on, because other records get these offsets."""
         self.expendable = {gone for gone in self.expendable if gone < offset}
         self.tombs = {key: tomb for key, tomb in self.tombs.items() if tomb < offset}
 
@@ -172,22 +172,22 @@ class LogModel:
             there = kept.pop(record.offset, None)
             if there is None:
                 if record.offset not in self.expendable:
-                    raise Broken(f"L10 {name} lacks {record.offset}, the last of its key")
+                    raise Broken(f"L10 {name} lacks {record.offset}, the last record of its key")
             elif there != record:
                 raise Broken(f"L4 {name} holds another record at {record.offset}")
-            elif self._is_back(record, found):
-                raise Broken(f"L10 {name} has {record.offset} again: its tombstone went before it")
+            elif self._is_resurrected(record, found):
+                raise Broken(f"L10 {name} still has {record.offset}, but its tombstone was removed")
         if kept:
-            raise Broken(f"L2 {name} holds records nobody wrote at {sorted(kept)[:5]}")
+            raise Broken(f"L2 {name} holds records that were never written at {sorted(kept)[:5]}")
 
-    def _is_back(self, record: Record, found: FoundLog) -> bool:
+    def _is_resurrected(self, record: Record, found: FoundLog) -> bool:
         tomb = self.tombs.get(record.key, -1)
         if not record.offset < tomb < found.end or record.value is None:
             return False
         return tomb not in {r.offset for r in codec.records(found.data)}
 
     def settle(self, found: FoundLog, count: int | None) -> None:
-        """After a crash: what was found is what is there from now on, and readable."""
+        """After a crash: the content that was found is promised from now on."""
         if count is None:
             assert self.former is not None
             self.pieces = self.former[: self.ends(self.former).index(found.end)]
@@ -196,8 +196,8 @@ class LogModel:
         self.former = None
         self.forget_compaction_from(found.end)
         if self.end < found.end:
-            # Async, and of what retention was to remove a part was lost besides: nothing is left, and the log goes on
-            # where it starts.
+            # An async log lost records that retention was to remove anyway. Nothing is left, and the log continues at
+            # its start offset.
             assert found.start == found.end
             self.first, self.pieces = found.end, []
         self.promise = Promise(len(self.pieces), found.end, found.end)
@@ -219,12 +219,12 @@ class Change(NamedTuple):
     unit: int
     value: bytes | None
     lazy: bool
-    delta: bytes | None = None  # of a merge: the value follows from the one before
+    delta: bytes | None = None  # of a merge: the value depends on the previous one
 
 
 @dataclass(slots=True)
 class KeyModel:
-    """The values a key had since it was last settled, oldest first; the first is settled."""
+    """The values of a key since the last settled one, oldest first. The first is settled."""
 
     changes: list[Change]
     confirmed: int = 0
@@ -236,8 +236,8 @@ class KeyModel:
             if self.changes[at].value == value:
                 return at
         if any(change.value == value for change in self.changes[:least]):
-            raise Broken(f"L1 {key} is {value!r} again, and {self.changes[least].value!r} was promised")
-        raise Broken(f"L2 {key} is {value!r}, which nobody wrote; allowed: {self.changes[least:]}")
+            raise Broken(f"L1 {key} is {value!r} again, but {self.changes[least].value!r} was promised")
+        raise Broken(f"L2 {key} is {value!r}, which was never written; allowed: {self.changes[least:]}")
 
 
 class Model:
@@ -252,7 +252,7 @@ class Model:
     def specs(self) -> list[LogSpec]:
         return [log.spec for log in self.logs.values()]
 
-    # What the driver does.
+    # Called by the driver of the shard.
 
     def new_unit(self) -> int:
         self.units += 1
@@ -263,7 +263,7 @@ class Model:
         log.pieces.append(Piece(raw, count, unit, log.epoch, atomic))
 
     def stage_change(self, key: Key, value: bytes | None, unit: int, *, lazy: bool) -> None:
-        """A value, None for a deletion; for a table that merges, what is merged in."""
+        """Stage a value, None for a deletion, or the delta for a table that merges."""
         changes = self._key(key).changes
         if key[0] == MERGED and value is not None:
             changes.append(Change(unit, self._fold(changes[-1].value, [value]), lazy, value))
@@ -277,7 +277,7 @@ class Model:
         return known
 
     def confirm(self, unit: int, *, lazy: bool) -> None:
-        """Its ticket was resolved. Rounds complete in order, so everything before it was, too."""
+        """The ticket of the unit was resolved. Rounds complete in order, so all earlier units are confirmed too."""
         for log in self.logs.values():
             while log.promise.pieces < len(log.pieces) and log.pieces[log.promise.pieces].unit <= unit:
                 log.promise.pieces += 1
@@ -289,7 +289,7 @@ class Model:
                     key.durable += 1
 
     def refuse(self, unit: int) -> None:
-        """A clean no: nothing of it may ever be found."""
+        """The unit was refused: nothing of it may ever be found."""
         for log in self.logs.values():
             log.pieces = [piece for piece in log.pieces if piece.unit != unit]
         for key in self.keys.values():
@@ -302,10 +302,10 @@ class Model:
                 kept.append(change)
             key.changes = kept
 
-    # What is found.
+    # Called with the content that was found.
 
     def check(self, found: Found, *, power_cut: bool) -> dict[int, int | None]:
-        """Raise Broken, or say how much of each log is there."""
+        """Raise Broken, or return the number of pieces found in each log."""
         included: dict[int, int | None] = {}
         for log_id, log in self.logs.items():
             there = found.logs[log_id]
@@ -315,14 +315,14 @@ class Model:
         versions = {
             key: model.check(key, found.tables.get(key), power_cut=power_cut) for key, model in self.keys.items()
         }
-        strangers = found.tables.keys() - self.keys.keys()
-        if strangers:
-            raise Broken(f"L2 values nobody wrote: {sorted(strangers)[:5]}")
+        unknown = found.tables.keys() - self.keys.keys()
+        if unknown:
+            raise Broken(f"L2 values that were never written: {sorted(unknown)[:5]}")
         self._check_groups(included, versions)
         return included
 
     def _check_groups(self, included: dict[int, int | None], versions: dict[Key, int]) -> None:
-        """L2: a group is there as a whole or not at all."""
+        """L2: all changes of a group are stored, or none."""
         there: dict[int, str] = {}
         missing: dict[int, str] = {}
         for log_id, count in included.items():
@@ -335,14 +335,14 @@ class Model:
         for key, version in versions.items():
             changes = self.keys[key].changes
             if changes[version].value is None:
-                continue  # one deletion looks like another
+                continue  # deletions cannot be told apart
             for at, change in enumerate(changes):
                 (there if at <= version else missing)[change.unit] = f"key {key}"
         for unit in there.keys() & missing.keys():
-            raise Broken(f"L2 unit {unit} is in {there[unit]} and not in {missing[unit]}")
+            raise Broken(f"L2 unit {unit} is in {there[unit]} but not in {missing[unit]}")
 
     def settle(self, found: Found, included: dict[int, int | None]) -> None:
-        """Go on from what was found."""
+        """Continue from the content that was found."""
         for log_id, log in self.logs.items():
             log.settle(found.logs[log_id], included[log_id])
             self.epoch = max(self.epoch, found.logs[log_id].epoch)
@@ -354,11 +354,11 @@ class Model:
 def _difference(wanted: bytes, got: bytes) -> str:
     pairs = enumerate(zip(wanted, got, strict=False))
     at = next((i for i, (a, b) in pairs if a != b), min(len(wanted), len(got)))
-    return f"{len(wanted)} bytes wanted, {len(got)} found, first different at {at}"
+    return f"{len(wanted)} bytes wanted, {len(got)} found, first difference at {at}"
 
 
-def same(left: Found, right: Found) -> Iterable[str]:
-    """Where two recoveries of one disk disagree; epochs apart."""
+def differences(left: Found, right: Found) -> Iterable[str]:
+    """Yield the differences between two recoveries of one disk, ignoring epochs."""
     for log_id, log in left.logs.items():
         other = right.logs[log_id]
         if (log.start, log.end, log.data) != (other.start, other.end, other.data):

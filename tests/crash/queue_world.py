@@ -1,7 +1,7 @@
-"""Queues of a whole broker at work on a simulated disk, and what has been promised about their messages.
+"""A broker with queues on a simulated disk, and the promises about their messages.
 
-Everything runs on one thread: the log's workers are replaced by calls posted to the loop, so that a disk call is an
-instant at which a crash can be looked at, with exactly the promises given up to it.
+Everything runs on one thread: the log's worker threads are replaced by callbacks of the event loop, so that a crash can
+be checked at every disk call, with exactly the promises made before it.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ BOUND = 2
 
 
 class PostedWorker:
-    """In place of a thread: each job is a turn of the loop of its own."""
+    """Replaces a worker thread: each job runs in a separate event-loop callback."""
 
     def __init__(self, name: str, post: Callable[[Callable[[], object]], object], threads: int = 1) -> None:
         self._post = post
@@ -44,7 +44,7 @@ class PostedWorker:
         result, error = None, None
         try:
             result = job()
-        except Exception as caught:  # noqa: BLE001 - as the thread does it
+        except Exception as caught:  # noqa: BLE001 - as in the worker thread
             error = caught
         done(result, error)
 
@@ -53,7 +53,7 @@ class PostedWorker:
 
 
 def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor a time of its own: what the broker does by the machine's clock would come at another step in each run."""
+    """Replace the worker threads, and switch off work that depends on the wall clock, to make runs reproducible."""
     for module in ("shard", "read.cold_reads", "maintenance.jobs"):
         monkeypatch.setattr(f"headrace.log.{module}.ThreadWorker", PostedWorker)
     monkeypatch.setattr(Broker, "_tick", lambda self: None)
@@ -64,7 +64,7 @@ async def _never(_: Housekeeping, interval_s: float) -> None: ...
 
 
 def config(folder: Path) -> Config:
-    """Rounds of one unit each: what is to happen together must be one, no round puts it together by chance."""
+    """Settings with one unit per round, so that no round makes separate changes atomic by accident."""
     log = LogSettings(
         round_bytes_max=1,
         journal_file_bytes=128 * 1024,
@@ -78,14 +78,14 @@ def config(folder: Path) -> Config:
 
 @dataclass(slots=True)
 class Promises:
-    """By the body of a message. What is confirmed, out, acked for good or refused stays so."""
+    """Sets of message bodies. The promises only grow."""
 
     sent: set[bytes] = field(default_factory=set)
     confirmed: set[bytes] = field(default_factory=set)
-    out: set[bytes] = field(default_factory=set)  # handed to a consumer
+    delivered: set[bytes] = field(default_factory=set)  # delivered to a consumer
     acked: set[bytes] = field(default_factory=set)
-    acked_for_good: set[bytes] = field(default_factory=set)  # a sync has covered the ack
-    doomed: set[bytes] = field(default_factory=set)  # rejected or expired: on their way to the dead letters
+    acked_durably: set[bytes] = field(default_factory=set)  # a sync has covered the ack
+    dead: set[bytes] = field(default_factory=set)  # rejected or expired: to be dead-lettered
     refused: set[bytes] = field(default_factory=set)
     pairs: set[bytes] = field(default_factory=set)  # confirmed transactions
 
@@ -101,9 +101,9 @@ class QueueWorld:
         self.clock = ManualClock()
         self.promises = Promises()
         self.errors: list[BaseException] = []
-        self._acked_in: dict[bytes, int] = {}  # flushes before the ack
+        self._acked_in: dict[bytes, int] = {}  # number of flushes before the ack
         self.number = 0
-        self._out: list[tuple[Queue, Any, int, bytes]] = []
+        self._delivered: list[tuple[Queue, Any, int, bytes]] = []
 
     async def open(self) -> None:
         self.broker = await Broker.open(config(self.folder), clock=self.clock, disk=self.disk)
@@ -124,7 +124,7 @@ class QueueWorld:
         if self.rng.random() < 0.3:
             await asyncio.sleep(0)
 
-    # What publishers do.
+    # Publishers.
 
     def _next(self) -> bytes:
         self.number += 1
@@ -139,7 +139,7 @@ class QueueWorld:
         for _ in range(self.rng.choice((1, 1, 3))):
             body = self._next()
             assert self._send(self.work, body)
-            self._when_durable(lambda body=body: self.promises.confirmed.add(body))
+            self._when_durable(partial(self.promises.confirmed.add, body))
 
     async def publish_bounded(self) -> None:
         body = self._next()
@@ -149,7 +149,7 @@ class QueueWorld:
             self.promises.refused.add(body)
 
     async def publish_pair(self) -> None:
-        """As tx.commit does it: one message in two queues, together."""
+        """Publish one message to two queues atomically, as tx.commit does."""
         body = self._next()
         rounds = self.broker.vhosts.flushes
         rounds.begin_atomic()
@@ -158,8 +158,8 @@ class QueueWorld:
         rounds.end_atomic()
         self._when_durable(lambda: self.promises.pairs.add(body))
 
-    def _when_durable(self, note: Callable[[], object]) -> None:
-        # Acks of earlier flushes are in the journal before the entry that this waits for.
+    def _when_durable(self, record: Callable[[], object]) -> None:
+        # Acks of earlier flushes are in the journal before the entry of this flush.
         flushes = self.broker.vhosts.flushes.flush_count
         acked = {body for body, flush in self._acked_in.items() if flush < flushes}
 
@@ -167,12 +167,12 @@ class QueueWorld:
             if error is not None:
                 self.errors.append(error)
                 return
-            note()
-            self.promises.acked_for_good |= acked
+            record()
+            self.promises.acked_durably |= acked
 
         self.broker.vhosts.flushes.after(done)
 
-    # What consumers do.
+    # Consumers.
 
     async def get(self) -> None:
         queue = self.rng.choice((self.work, self.work, self.dead))
@@ -181,33 +181,33 @@ class QueueWorld:
         if taken is None:
             return
         view, offset, message, redelivered = taken
-        if message.body in self.promises.out and queue is self.work and not redelivered:
-            raise Broken(f"D2 {message.body!r} came again without the flag")
-        self.promises.out.add(message.body)
-        self._out.append((queue, view, offset, message.body))
+        if message.body in self.promises.delivered and queue is self.work and not redelivered:
+            raise Broken(f"D2 {message.body!r} was delivered again without the redelivered flag")
+        self.promises.delivered.add(message.body)
+        self._delivered.append((queue, view, offset, message.body))
 
-    def _one_out(self) -> tuple[Queue, Any, int, bytes] | None:
-        return self._out.pop(self.rng.randrange(len(self._out))) if self._out else None
+    def _pop_delivered(self) -> tuple[Queue, Any, int, bytes] | None:
+        return self._delivered.pop(self.rng.randrange(len(self._delivered))) if self._delivered else None
 
     async def ack(self) -> None:
-        if (one := self._one_out()) is not None:
+        if (one := self._pop_delivered()) is not None:
             queue, view, offset, body = one
             self.promises.acked.add(body)
             self._acked_in[body] = self.broker.vhosts.flushes.flush_count
             queue.settle(view, offset, offset + 1)
 
     async def requeue(self) -> None:
-        if (one := self._one_out()) is not None:
+        if (one := self._pop_delivered()) is not None:
             queue, view, offset, _ = one
             queue.give_back(view, offset)
 
     async def reject(self) -> None:
-        if (one := self._one_out()) is not None:
+        if (one := self._pop_delivered()) is not None:
             queue, view, offset, body = one
-            (self.promises.doomed if queue is self.work else self.promises.acked).add(body)
+            (self.promises.dead if queue is self.work else self.promises.acked).add(body)
             queue.reject(view, offset)
 
-    # Time passes.
+    # Time and background work.
 
     async def wait_all_durable(self) -> None:
         await self.broker.vhosts.flushes.wait_all_durable()
@@ -218,8 +218,8 @@ class QueueWorld:
         await asyncio.sleep(0)
 
     async def expire(self) -> None:
-        """Every message that waits in the queue becomes too old."""
-        self.promises.doomed |= self.promises.sent - self.promises.acked
+        """Expire all messages in the queue."""
+        self.promises.dead |= self.promises.sent - self.promises.acked
         self.clock.advance(TTL_MS / 1000 + 1)
         self.work.drop_expired()
 
@@ -229,13 +229,13 @@ class QueueWorld:
             await asyncio.sleep(0)
 
     async def abandon(self) -> None:
-        """The machine is gone: what is left of the broker only has to let go."""
+        """End the test: release the broker without writing anything more."""
         self.disk.before = None
         assert not self.errors and self.broker.shard.failure is None, (self.errors, self.broker.shard.failure)
-        await let_go(self.broker)
+        await abandon_broker(self.broker)
 
 
-async def let_go(broker: Broker) -> None:
+async def abandon_broker(broker: Broker) -> None:
     broker.shard.fail(OSError("no power"))
     broker.vhosts.flushes.close()
     await asyncio.gather(broker.close(), return_exceptions=True)
@@ -257,7 +257,7 @@ ACTIONS = {
 
 
 def drain(queue: Queue) -> list[tuple[bytes, bool]]:
-    """Body and redelivered flag of everything in it, in order."""
+    """Body and redelivered flag of all messages in the queue, in order."""
     found = []
     while (taken := queue.get()) is not None:
         found.append((taken[2].body, taken[3]))
@@ -265,9 +265,9 @@ def drain(queue: Queue) -> list[tuple[bytes, bool]]:
 
 
 async def judge(folder: Path, image: SimulatedDisk, before: Promises, after: Promises) -> None:
-    """`before` is what had been promised at the crash, `after` what had been begun. Raises Broken.
+    """Check a disk against the promises at the crash (`before`) and all operations started by then (`after`).
 
-    The clock starts where messages are young: what expired is what had expired before the crash.
+    The clock starts again, so that only messages that had expired before the crash are expired. Raises Broken.
     """
     try:
         broker = await Broker.open(config(folder), clock=ManualClock(), disk=image)
@@ -275,7 +275,7 @@ async def judge(folder: Path, image: SimulatedDisk, before: Promises, after: Pro
         raise Broken(f"L5 cannot be opened: {error!r}") from error
     queues = broker.vhosts.get("/").queues
     found = {name: drain(queues[name]) for name in (WORK, DEAD, BOUNDED, LEFT, RIGHT)}
-    await let_go(broker)
+    await abandon_broker(broker)
     _check_queues(found, before, after)
     _check_moves(found, before, after)
 
@@ -289,28 +289,28 @@ def _check_queues(found: Found, before: Promises, after: Promises) -> None:
         there = [body for body, _ in messages]
         everywhere |= set(there)
         if len(set(there)) != len(there):
-            raise Broken(f"D5 something is in {name} twice: {there}")
+            raise Broken(f"D5 {name} holds a message twice: {there}")
         if strange := set(there) - after.sent:
-            raise Broken(f"D5 {name} holds what nobody sent: {sorted(strange)}")
+            raise Broken(f"D5 {name} holds messages that were never sent: {sorted(strange)}")
         if name != DEAD and there != sorted(there):
             raise Broken(f"D4 {name} is out of order: {there}")
     if lost := before.confirmed - after.acked - everywhere:
-        raise Broken(f"D1 confirmed and gone: {sorted(lost)}")
-    if again := before.acked_for_good & everywhere:
-        raise Broken(f"D3 acked, synced, and there again: {sorted(again)}")
+        raise Broken(f"D1 confirmed but missing: {sorted(lost)}")
+    if again := before.acked_durably & everywhere:
+        raise Broken(f"D3 durably acked but still there: {sorted(again)}")
     if again := before.refused & everywhere:
-        raise Broken(f"D5 refused and there: {sorted(again)}")
-    if unflagged := [body for body, flag in found[WORK] if body in before.out and not flag]:
-        raise Broken(f"D2 delivered before, and not flagged: {unflagged}")
+        raise Broken(f"D5 refused but stored: {sorted(again)}")
+    if unflagged := [body for body, flag in found[WORK] if body in before.delivered and not flag]:
+        raise Broken(f"D2 delivered before the crash but not flagged: {unflagged}")
 
 
 def _check_moves(found: Found, before: Promises, after: Promises) -> None:
     bodies = {name: [body for body, _ in messages] for name, messages in found.items()}
     if both := set(bodies[WORK]) & set(bodies[DEAD]):
-        raise Broken(f"D10 dead and alive: {sorted(both)}")
-    if early := set(bodies[DEAD]) - after.doomed:
-        raise Broken(f"D10 dead, and nobody rejected it: {sorted(early)}")
+        raise Broken(f"D10 in the queue and in the dead-letter queue: {sorted(both)}")
+    if early := set(bodies[DEAD]) - after.dead:
+        raise Broken(f"D10 dead-lettered but neither rejected nor expired: {sorted(early)}")
     if bodies[LEFT] != bodies[RIGHT]:
         raise Broken(f"D9 half a transaction: {bodies[LEFT]} and {bodies[RIGHT]}")
     if lost := before.pairs - set(bodies[LEFT]):
-        raise Broken(f"D9 a confirmed transaction is gone: {sorted(lost)}")
+        raise Broken(f"D9 a confirmed transaction is missing: {sorted(lost)}")

@@ -1,6 +1,6 @@
-"""Runs seeds again: `python -m tests.crash.replay SEED [SEED ...]`, `--seeds 0:1000` for a range of new ones.
+"""Runs seeds of the crash tests again: `python -m tests.crash.replay SEED [SEED ...]`, or `--seeds 0:1000`.
 
-What a failing test prints is a command of this kind.
+A failing test prints this command with its seed.
 """
 
 import argparse
@@ -33,15 +33,15 @@ def main() -> int:
         first, _, last = arguments.seeds.partition(":")
         seeds += range(int(first), int(last))
     if not seeds:
-        parser.error("name a seed")
+        parser.error("give at least one seed")
     started = time.process_time()
     total, broken = run(seeds, arguments.lives, arguments.steps, Effort(variants=arguments.variants))
     spent = time.process_time() - started
     for line in broken:
         print(line)
     print(
-        f"{len(seeds)} seeds, {total.states:,} crash states ({total.nested:,} inside a recovery, "
-        f"{total.opened:,} different disks) in {spent:.1f} s of CPU: {len(broken)} broken"
+        f"{len(seeds)} seeds, {total.states:,} crash states ({total.nested:,} during a recovery, "
+        f"{total.opened:,} distinct disks) in {spent:.1f} s of CPU: {len(broken)} broken"
     )
     return 1 if broken else 0
 

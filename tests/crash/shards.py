@@ -1,6 +1,7 @@
-"""A shard of a few small logs on a simulated disk, for tests that say each step themselves."""
+"""A shard of a few small logs on a simulated disk, for tests that run each step themselves."""
 
 from random import Random
+from typing import Any
 
 from headrace.clock import ManualClock
 from headrace.log.log import LogSpec
@@ -21,11 +22,11 @@ def new_disk() -> SimulatedDisk:
     return disk
 
 
-def spec(log_id: int = 1, **settings: object) -> LogSpec:
-    return LogSpec(log_id, f"log{log_id}", StreamSettings(**{**_fields(STREAM), **settings}))  # type: ignore[arg-type]
+def spec(log_id: int = 1, **settings: Any) -> LogSpec:
+    return LogSpec(log_id, f"log{log_id}", StreamSettings(**{**_fields(STREAM), **settings}))
 
 
-def _fields(settings: StreamSettings) -> dict[str, object]:
+def _fields(settings: StreamSettings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in settings.__struct_fields__}
 
 
@@ -50,7 +51,7 @@ def values(shard: Shard, log_id: int = 1) -> list[str]:
 
 
 def lost(disk: SimulatedDisk) -> SimulatedDisk:
-    """The worst power cut: nothing unsynced is left. There is room on it again."""
+    """The disk after the worst power cut, which loses everything unsynced. It is no longer full."""
     image = disk.power_cut(Random(0), "lost")
     image.capacity = 1 << 50
     return image
@@ -68,7 +69,7 @@ def checkpoint(shard: Shard) -> None:
 
 
 def every_cut(disk: SimulatedDisk, variants: int = 3) -> list[SimulatedDisk]:
-    """The list fills with disks a crash could leave before each call that changes this one."""
+    """Return a list that receives the disks that a crash could leave, before each call that changes this disk."""
     images: list[SimulatedDisk] = []
 
     def before(kind: str, path: str) -> None:
@@ -87,7 +88,7 @@ def truncate(shard: Shard, offset: int) -> None:
     assert errors == [None]
 
 
-def finished(disk: SimulatedDisk, *specs: LogSpec) -> Shard:
+def reopen_and_finish(disk: SimulatedDisk, *specs: LogSpec) -> Shard:
     shard = reopen(disk, *specs)
-    shard.pump()  # truncations that were interrupted
+    shard.pump()  # finishes interrupted truncations
     return shard

@@ -1,39 +1,39 @@
-"""A disk in memory that forgets what was not synced.
+"""A disk in memory that can lose everything that was not synced.
 
-It stands in for `headrace.log.disk.disk.Disk`. Besides doing what a filesystem does, it remembers which
-writes and which names a power cut could still take back, and makes the disks that could be found
-after one. What it may do to a caller, and nothing else:
+It implements `headrace.log.disk.disk.Disk`. Besides the operations of a file system, it tracks which writes
+and name changes a power cut could still undo, and produces the disks that a crash could leave. It may do
+the following to a caller, and nothing else:
 
 Bytes
 - `sync(file)` makes the bytes and the size of that file durable. Not its name.
-- An unsynced file is found after a power cut in sectors of 512 bytes. Each sector holds what it held
-  at some moment since the last sync, independently of the others: kept, lost, torn, out of order.
+- After a power cut, an unsynced file consists of sectors of 512 bytes. Each sector has its content of
+  some moment since the last sync, independently of the others: kept, lost, torn, out of order.
   One sector of a file may also be torn inside, at any byte.
-- The size is one the file had since the last sync, independently of the bytes. Bytes inside the size
-  that never arrived read as zeros, or as noise (a filesystem that does not order data before size).
-- With `stale=True` they may also read as the same sectors of another file: blocks used before.
-- Bytes that were synced, and not written since, never change by a crash. Rot is another matter:
-  see `flip`, `cut` and `replace`.
+- The size is one that the file had since the last sync, independently of the bytes. Bytes within the size
+  that were never written read as zeros, or as noise (a file system that does not order data before size).
+- With `stale=True` they may also read as the same sectors of another file: reused blocks.
+- A crash never changes bytes that were synced and not written since. For bit rot, see `flip`, `replace`
+  and `remove`.
 
 Names
-- Making, renaming and removing a name is durable after `sync_dir` of its folder, or
-  `sync_filesystem`. Syncing the file does not help its name; nor does syncing a folder the folder's
-  own name in its parent.
-- Unsynced operations on names are kept or lost one by one, in any combination. Each is atomic:
-  a rename that is kept has removed the old name and set the new one.
+- Creating, renaming and removing a name is durable after `sync_dir` of its folder, or `sync_filesystem`.
+  Syncing a file does not make its name durable, and syncing a folder does not make the folder's own name
+  in its parent durable.
+- Unsynced name changes are kept or lost individually, in any combination. Each is atomic: a rename that
+  is kept has removed the old name and set the new one.
 
 Crashes
-- `kill()`: the process died, the machine did not. Everything is visible, and what was unsynced is
-  still unsynced: a power cut later may take it.
-- `power_cut(rng, mode)`: see above. `lost` and `kept` are the two extremes, `prefix` stops the
-  world at one instant between two operations, `mixed` decides for every file and name.
+- `kill()`: the process died, the machine did not. Everything is visible, and unsynced changes are still
+  unsynced: a later power cut may undo them.
+- `power_cut(rng, mode)`: see above. `lost` and `kept` are the two extremes, `prefix` keeps all operations
+  up to one moment, `mixed` decides for every file and name.
 
 Errors
-- `Fault`: the Nth call of a kind raises; a write may have written a part, a sync may have done all
-  or some of its work, and after a failed sync the unsynced bytes are clean: later syncs answer OK
-  and write nothing. Reads go on showing them (`cached`), or show the device's (`dropped`).
-- `capacity`: a write past it writes what fits and raises ENOSPC. It can be raised again.
-- `read_only`: EROFS for everything that changes something. `files_limit`: EMFILE.
+- `Fault`: the Nth call of a kind raises. A write may have written a part, a sync all or some of its work.
+  After a failed sync the unsynced bytes count as clean: later syncs succeed and write nothing. Reads
+  still return these bytes (`cached`), or those of the device (`dropped`).
+- `capacity`: a write beyond it writes what fits and raises ENOSPC. It can be changed at any time.
+- `read_only`: EROFS for every call that changes the disk. `files_limit`: EMFILE.
 """
 
 import errno
@@ -56,9 +56,11 @@ CHANGES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The `nth` call (from 1, counted since `arm`) of `kind` raises OSError(error); all later ones too
-    if `forever`. `kind` may be "any". `share` of a write's bytes are written first. `outcome` says what
-    a failed sync left behind: cached, dropped, partial or written."""
+    """The `nth` call (from 1, counted since `arm`) of `kind` raises OSError(error); all later ones too if `forever`.
+
+    `kind` may be "any". A failing write first writes `share` of its bytes. `outcome` is the result of a failed
+    sync: cached, dropped, partial or written.
+    """
 
     kind: str
     nth: int
@@ -66,7 +68,7 @@ class Fault:
     share: float = 0.0
     outcome: str = "cached"
     forever: bool = False
-    within: str = ""  # only calls on paths that contain this
+    within: str = ""  # only for paths that contain this text
 
 
 class SimulatedDisk(Tree):
@@ -80,7 +82,7 @@ class SimulatedDisk(Tree):
         self.files_limit = files_limit
         self.stale = stale
         self.read_only = False
-        self.before: Callable[[str, str], None] | None = None  # each call that changes something
+        self.before: Callable[[str, str], None] | None = None  # called before each call that changes the disk
         self.calls: Counter[str] = Counter()
         self.trace: list[tuple[str, str]] | None = None
         self._faults: list[tuple[Fault, int]] = []
@@ -114,7 +116,7 @@ class SimulatedDisk(Tree):
         return file
 
     def _take_descriptor(self, path: str) -> None:
-        """A folder needs one, too, as long as it is synced or listed."""
+        """A folder also needs a descriptor while it is synced or listed."""
         if len(self._files) + len(self._open_folders) >= self.files_limit:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
 
@@ -169,7 +171,7 @@ class SimulatedDisk(Tree):
         self._sync_node(node)
 
     def start_writing_back(self, file: int) -> None:
-        """Any crash may find any write on the disk as it is."""
+        """Does nothing: a simulated crash may keep any unsynced write anyway."""
         self._open_file(file)
 
     def sync_filesystem(self, file: int) -> None:
@@ -287,7 +289,7 @@ class SimulatedDisk(Tree):
         if folder is None:
             self._take_descriptor(path)
         else:
-            assert self._open_folders[folder] == path, "another folder, or none"
+            assert self._open_folders[folder] == path, "the descriptor is not of this folder"
         if not isinstance(node, Folder):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         later = []
@@ -318,19 +320,19 @@ class SimulatedDisk(Tree):
     # -- crashes ----------------------------------------------------------------------------------
 
     @property
-    def unsettled(self) -> int:
-        """How many operations a power cut could still undo."""
+    def unsynced_count(self) -> int:
+        """The number of operations that a power cut could still undo."""
         return len(self.name_changes) + sum(len(n.pending) for _, n in self.walk() if isinstance(n, File))
 
     def kill(self) -> "SimulatedDisk":
-        """The disk as the next process finds it when this one dies now."""
+        """The disk that the next process finds if this process is killed now."""
         found = self._like()
         crashes.killed(self, found)
         found._count_used()
         return found
 
     def power_cut(self, rng: Random, mode: str = "mixed") -> "SimulatedDisk":
-        """One of the disks that could be found when the power fails now."""
+        """One of the disks that a power cut at this moment could leave."""
         found = self._like()
         crashes.cut(self, found, rng, mode, stale=self.stale)
         found._count_used()
@@ -383,7 +385,7 @@ class SimulatedDisk(Tree):
             node.data = node.durable
         node.diverged = node.data != node.durable
 
-    # -- small parts ------------------------------------------------------------------------------
+    # -- helpers ----------------------------------------------------------------------------------
 
     def _tick(self) -> int:
         self.sequence += 1
@@ -392,11 +394,12 @@ class SimulatedDisk(Tree):
     def _write(self, node: File, position: int, data: bytes) -> None:
         if not data:
             return
-        if type(node.data) is bytes:
-            node.data = bytearray(node.data)
-        before = len(node.data)
-        put(node.data, position, data)
-        self.used += len(node.data) - before
+        content = node.data
+        if isinstance(content, bytes):
+            content = node.data = bytearray(content)
+        before = len(content)
+        put(content, position, data)
+        self.used += len(content) - before
         node.pending.append((self._tick(), position, data))
 
     def _sync_node(self, node: File) -> None:
@@ -413,7 +416,7 @@ class SimulatedDisk(Tree):
         self.name_changes.append(change)
 
     def _forget(self, node: File) -> None:
-        """The room of a file is free again once it has no name and nobody has it open."""
+        """Free the space of a file that has no name and no open descriptor."""
         if node.links == 0 and node.opened == 0:
             self.used -= len(node.data)
             node.links = -1
@@ -421,5 +424,5 @@ class SimulatedDisk(Tree):
     def _open_file(self, file: int) -> tuple[File, str, bool]:
         entry = self._files.get(file)
         if entry is None:
-            raise OSError(errno.EBADF, "a file that is not open was used")
+            raise OSError(errno.EBADF, "the file is not open")
         return entry

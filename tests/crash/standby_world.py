@@ -1,13 +1,14 @@
-"""A world whose disk is watched, with a standby beside it on a disk of its own.
+"""A world whose disk is observed, and a standby with its own disk.
 
-The standby is crashed instead of the broker: whatever was promised must be found in its folder. What is told is sent
-and made at once, so that at any moment every change that the broker knows of has reached the standby.
+The standby is crashed instead of the broker, and its folder must hold everything that was promised. Every change is
+sent and applied at once, so that the standby always has all changes that the broker knows of.
 """
 
+from collections.abc import Sequence
 from random import Random
 
 from headrace.log.disk.watcher import DiskObserver, OpenPaths
-from headrace.log.standby.change_feed import LEFT_OUT, Changes, StandbyFeed
+from headrace.log.standby.change_feed import LEFT_OUT, Change, Changes, Content, StandbyFeed
 from headrace.log.standby.follower import IncompleteCopy, Standby, check_whole, prepare
 from headrace.log.standby.frames import Frame, FrameReader, Kind, pack
 from tests.crash.explore import Broken, Effort, Explorer, Stats
@@ -16,7 +17,7 @@ from tests.crash.world import ROOT, World
 
 
 class WatchedDisk(SimulatedDisk):
-    """Tells of its changes as RealDisk does."""
+    """Notifies its observer of changes, as RealDisk does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +36,7 @@ class WatchedDisk(SimulatedDisk):
         self.names.closed(file)
         super().close(file)
 
-    def pwrite(self, file, buffers, position):
+    def pwrite(self, file: int, buffers: Sequence[bytes | bytearray | memoryview], position: int) -> int:
         try:
             written = super().pwrite(file, buffers, position)
         except OSError:
@@ -89,8 +90,8 @@ class WatchedDisk(SimulatedDisk):
             self.watcher.synced_folder(path)
 
 
-class AmqpTransport:
-    """The way from a broker's disk to a standby's."""
+class StandbyLink:
+    """Connects the disk of a broker to the disk of a standby."""
 
     def __init__(self, disk: WatchedDisk, root: str = ROOT, standby_disk: SimulatedDisk | None = None) -> None:
         self.changes = Changes(disk, disk.names, root, lambda: 0.0)
@@ -104,27 +105,28 @@ class AmqpTransport:
     def attach(self) -> None:
         self.feed = StandbyFeed(self.changes, self.standby.kept(), lambda: None)
         self.changes.attach(self.feed)
-        self.give(pack(Kind.HELLO, self.feed.sent, data=b'{"folder": "f"}'))
+        self.deliver(pack(Kind.HELLO, self.feed.sent, data=b'{"folder": "f"}'))
 
-    def give(self, data: bytes) -> None:
+    def deliver(self, data: bytes) -> None:
         for frame in self.reader.feed(data):
             self.sent.append(frame)
             self.standby.apply(frame)
 
     def send(self, pieces: int = 1 << 30, bytes_max: int = 1 << 30) -> None:
-        """All that waits, and some of the copy."""
+        """Send all pending changes and some pieces of the initial copy."""
         while data := self.feed.take(bytes_max):
-            self.give(data)
+            self.deliver(data)
         while pieces and self.feed.wants_reading:
             pieces -= 1
-            self.give(self.feed.read())
+            self.deliver(self.feed.read())
             while data := self.feed.take(bytes_max):
-                self.give(data)
+                self.deliver(data)
 
     def differences(self) -> list[str]:
         assert self.feed.lost is None
-        theirs, ours = files_of(self.changes.disk, self.changes.root), files_of(self.disk, self.changes.root)
-        return sorted(path for path in theirs.keys() | ours.keys() if theirs.get(path) != ours.get(path))
+        assert isinstance(self.changes.disk, SimulatedDisk)
+        leader, standby = files_of(self.changes.disk, self.changes.root), files_of(self.disk, self.changes.root)
+        return sorted(path for path in leader.keys() | standby.keys() if leader.get(path) != standby.get(path))
 
 
 def files_of(disk: SimulatedDisk, root: str) -> dict[str, bytes]:
@@ -133,28 +135,29 @@ def files_of(disk: SimulatedDisk, root: str) -> dict[str, bytes]:
 
 
 class StandbyExplorer(Explorer):
-    """Crashes the standby after every change that it was sent."""
+    """Crashes the standby after every change that was sent to it."""
 
     def __init__(self, world: World, effort: Effort) -> None:
         super().__init__(world, effort)
-        self.link: AmqpTransport | None = None
-        self.copy_pieces = 0  # of the copy that go out with each change
+        self.link: StandbyLink | None = None
+        self.copy_pieces = 0  # pieces of the initial copy that are sent with each change
 
     def attach(self) -> None:
-        """Nothing before a call: what counts is told after it."""
+        """Nothing to do: states are checked after a change is sent, not before a disk call."""
 
     def begin(self) -> None:
-        link = self.link = AmqpTransport(self.world.disk)
+        assert isinstance(self.world.disk, WatchedDisk)
+        link = self.link = StandbyLink(self.world.disk)
         put = link.feed.put
 
-        def told(item) -> None:
+        def put_and_check(item: Change | Content) -> None:
             put(item)
             if self.world.alarm is None:
-                self._told(str(item))
+                self._check_after(str(item))
 
-        link.feed.put = told  # type: ignore[method-assign]
+        link.feed.put = put_and_check  # type: ignore[method-assign]  # to observe each change
 
-    def _told(self, what: str) -> None:
+    def _check_after(self, what: str) -> None:
         assert self.link is not None
         self.stats.operations += 1
         self._at = what[:200]
@@ -168,25 +171,26 @@ class StandbyExplorer(Explorer):
             self.world.alarm = broken
 
     def _must_refuse(self) -> None:
+        assert self.link is not None
         try:
             check_whole(self.link.disk, ROOT)
         except IncompleteCopy:
             return
-        raise Broken("an unfinished copy is taken for a whole one")
+        raise Broken("an unfinished copy is accepted as complete")
 
     def crash_here(self) -> None:
         self.world.observe()
         assert self.link is not None
         disk = self.link.disk
-        self._judge(disk.kill(), "kill")
-        self._judge(disk.power_cut(self.rng, "lost"), "lost")
+        self._check_image(disk.kill(), "kill")
+        self._check_image(disk.power_cut(self.rng, "lost"), "lost")
         for _ in range(self.effort.variants):
             mode = self.rng.choice(("kept", "prefix", "mixed", "mixed"))
-            self._judge(disk.power_cut(self.rng, mode), mode)
+            self._check_image(disk.power_cut(self.rng, mode), mode)
 
 
-class RoomyStops(World):
-    """A broker whose disk is full does not stop cleanly: it has room by then."""
+class WorldWithSpaceToStop(World):
+    """Frees disk space before every restart, because a broker on a full disk cannot stop cleanly."""
 
     def restart(self) -> None:
         self.disk.capacity = 1 << 50
@@ -198,22 +202,24 @@ class RoomyStops(World):
 
 
 def explore_standby(
-    seed: int, *, steps: int = 60, effort: Effort | None = None, states_max: int = 1 << 60, short_of_room: bool = False
+    seed: int, *, steps: int = 60, effort: Effort | None = None, states_max: int = 1 << 60, with_full_disk: bool = False
 ) -> Stats:
-    """A broker at work, a standby that comes at some time; Broken when its folder lacks what was promised.
-    `short_of_room`: now and then the broker's disk is full in the middle of a write."""
-    world = RoomyStops(seed) if short_of_room else World(seed)
+    """Run a broker and attach a standby at some step. Raises Broken if the standby's folder lacks something promised.
+
+    `with_full_disk`: at times the disk of the broker is full in the middle of a write.
+    """
+    world = WorldWithSpaceToStop(seed) if with_full_disk else World(seed)
     rng = Random(seed + 2)
     world.disk = WatchedDisk()
     world.disk.mkdir(ROOT)
     world.disk.sync_dir("/")
     explorer = StandbyExplorer(world, effort or Effort(variants=2, nested_share=0.0))
     world.open()
-    begins = rng.randrange(steps // 2)
+    start_step = rng.randrange(steps // 2)
     for step in range(steps):
-        if step == begins:
+        if step == start_step:
             explorer.begin()
-        if short_of_room and step > begins:
+        if with_full_disk and step > start_step:
             world.disk.capacity = rng.choice((1 << 50, world.disk.used + rng.randrange(2000)))
         explorer.stats.steps += 1
         world.step()
@@ -225,5 +231,5 @@ def explore_standby(
     world.disk.capacity = 1 << 50
     explorer.link.send()
     if explorer.link.differences():
-        raise Broken(f"seed {seed}: these differ in the end: {explorer.link.differences()}")
+        raise Broken(f"seed {seed}: these files differ at the end: {explorer.link.differences()}")
     return explorer.stats

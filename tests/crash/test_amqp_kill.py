@@ -1,8 +1,7 @@
-"""kill -9 under publishers with confirms and consumers with acks, again and again; then everything is counted.
+"""kill -9 while AMQP clients publish with confirms and consume with acks, several times; then all messages are checked.
 
-The names of the invariants (D1, D2, ...) are those of the reliability notes: a confirmed message is delivered
-at least once, a second delivery is flagged, order holds, nothing that was never sent appears.
-HEADRACE_CRASH_ROUNDS asks for more rounds than a test run can wait for.
+D1: a confirmed message is delivered at least once. D2: a second delivery has the redelivered flag. D4: the order holds.
+D5: no message appears that was never sent. HEADRACE_CRASH_ROUNDS sets the number of kills.
 """
 
 import os
@@ -23,12 +22,12 @@ from tests.crash.broker_process import HttpBroker
 ROUNDS = int(os.environ.get("HEADRACE_CRASH_ROUNDS", "3"))
 PUBLISHERS = CONSUMERS = 10
 QUEUES = ["kill-a", "kill-b"]
-PATIENCE_S = 60.0  # without a single delivery: a busy machine is slow, not wrong
+PATIENCE_S = 60.0  # without a single delivery; generous, for busy machines
 HANG_S = 120.0
 
 
 class Load:
-    """Publishers and consumers in threads; each writes only its own lists."""
+    """Publishers and consumers in threads. Each thread writes only to its own lists."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -68,7 +67,7 @@ class Load:
                 channel = self.connect().channel()
                 channel.confirm_delivery()
                 while not self.stop_publishing.is_set():
-                    sequence += 1  # never sent twice: what was not confirmed may be there, or not
+                    sequence += 1  # never sent twice: an unconfirmed message may be stored or not
                     self.sent[number].append(sequence)
                     channel.basic_publish(
                         "kill", "", b"%d:%d" % (number, sequence), pika.BasicProperties(delivery_mode=2)
@@ -99,15 +98,15 @@ class Load:
                 time.sleep(0.05)
 
     def wait_for_progress(self) -> None:
-        """Every publisher gets on after every kill, however long it takes to come back."""
+        """Wait until every publisher has got another confirm, however long the broker takes to restart."""
         before = [len(numbers) for numbers in self.confirmed]
         deadline = time.monotonic() + HANG_S
         while any(len(numbers) <= count for numbers, count in zip(self.confirmed, before, strict=True)):
-            assert time.monotonic() < deadline, "a publisher does not get on"
+            assert time.monotonic() < deadline, "a publisher makes no progress"
             time.sleep(0.01)
 
     def drain(self) -> None:
-        """Consume until everything confirmed has come, or nothing comes any more."""
+        """Consume until all confirmed messages have arrived, or no more arrive."""
         self.stop_publishing.set()
         self._join(self._publishers)
         self.last_delivery = time.monotonic()
@@ -120,10 +119,10 @@ class Load:
     def _join(threads: list[threading.Thread]) -> None:
         for thread in threads:
             thread.join(HANG_S)
-            assert not thread.is_alive(), "a client hangs"
+            assert not thread.is_alive(), "a client does not stop"
 
     def missing(self) -> dict[str, set[bytes]]:
-        """By queue: what was confirmed and did not come."""
+        """The confirmed messages that were not delivered, by queue."""
         confirmed = {b"%d:%d" % (p, n) for p, numbers in enumerate(self.confirmed) for n in numbers}
         missing = {}
         for queue in QUEUES:
@@ -135,16 +134,16 @@ class Load:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_confirmed_messages_survive_kills_and_come_flagged_when_they_come_again(tmp_path: Path) -> None:
+def test_confirmed_messages_survive_kills_and_repeated_deliveries_are_flagged(tmp_path: Path) -> None:
     broker = HttpBroker(tmp_path, amqp=True).start()
     load = Load(broker.amqp_port)
     try:
         load.declare()
         load.start()
-        chance = random.Random(7)
+        rng = random.Random(7)
         for _ in range(ROUNDS):
             load.wait_for_progress()
-            time.sleep(chance.uniform(0.3, 1.2))  # chance, not correctness: where in its work the kill finds it
+            time.sleep(rng.uniform(0.3, 1.2))  # only varies the moment of the kill
             broker.kill()
             broker.start()
         load.wait_for_progress()
@@ -157,38 +156,41 @@ def test_confirmed_messages_survive_kills_and_come_flagged_when_they_come_again(
 
 
 def check(load: Load) -> None:
-    assert all(len(numbers) > ROUNDS for numbers in load.confirmed), "every publisher got on after every kill"
+    assert all(len(numbers) > ROUNDS for numbers in load.confirmed), (
+        "every publisher must make progress after every kill"
+    )
     for queue, lost in load.missing().items():
-        raise AssertionError(f"D1: {len(lost)} confirmed messages never came to {queue}: {sorted(lost)[:5]}")
+        raise AssertionError(
+            f"D1: {len(lost)} confirmed messages were never delivered from {queue}: {sorted(lost)[:5]}"
+        )
     sent = {b"%d:%d" % (p, n) for p, numbers in enumerate(load.sent) for n in numbers}
     for queue in QUEUES:
-        came = [(body, flag) for got in load.got for _, _, there, body, flag in got if there == queue]
-        assert not {body for body, _ in came} - sent, "D5: something came that nobody sent"
-        # Whoever was slow may note the first delivery after somebody else's second: what counts is that only one of
-        # them says that it is the first.
-        firsts = Counter(body for body, redelivered in came if not redelivered)
+        deliveries = [(body, flag) for got in load.got for _, _, there, body, flag in got if there == queue]
+        assert not {body for body, _ in deliveries} - sent, "D5: a message was delivered that was never sent"
+        # Consumers record their deliveries in any order, so only count the deliveries without the redelivered flag.
+        firsts = Counter(body for body, redelivered in deliveries if not redelivered)
         twice = [body for body, count in firsts.items() if count > 1]
-        assert not twice, f"D2: {twice[:5]} came to {queue} again without the flag"
+        assert not twice, f"D2: {twice[:5]} were delivered from {queue} again without the flag"
     for got in load.got:
         check_order(got)
 
 
 def check_order(got: list[tuple[float, int, str, bytes, bool]]) -> None:
-    """D4: within a session, what comes for the first time comes in its publisher's order."""
+    """D4: within a session, first deliveries are in the order of their publisher."""
     last: dict[tuple[int, bytes], int] = {}
     for _, session, _, body, redelivered in got:
         publisher, _, number = body.partition(b":")
         if not redelivered:
-            assert int(number) > last.get((session, publisher), 0), f"D4: {body!r} came out of order"
+            assert int(number) > last.get((session, publisher), 0), f"D4: {body!r} was delivered out of order"
             last[session, publisher] = int(number)
 
 
-def sound() -> Load:
-    """A history without a fault: each message once in each queue, one of them twice and flagged."""
+def valid_history() -> Load:
+    """A valid history: each message once in each queue, one of them twice and flagged."""
     load = Load(0)
     for number in range(PUBLISHERS):
         load.sent[number] = list(range(1, ROUNDS + 4))
-        load.confirmed[number] = list(range(1, ROUNDS + 3))  # nobody knows about the last
+        load.confirmed[number] = list(range(1, ROUNDS + 3))  # the last one was not confirmed
     for consumer, queue in enumerate(QUEUES):
         for number in range(PUBLISHERS):
             load.got[consumer] += [(0.0, 1, queue, b"%d:%d" % (number, n), False) for n in load.confirmed[number]]
@@ -196,8 +198,8 @@ def sound() -> Load:
     return load
 
 
-def test_a_sound_history_is_found_sound() -> None:
-    check(sound())
+def test_check_accepts_a_valid_history() -> None:
+    check(valid_history())
 
 
 @pytest.mark.parametrize(
@@ -209,8 +211,8 @@ def test_a_sound_history_is_found_sound() -> None:
         ("D5", lambda got: got.append((2.0, 3, QUEUES[0], b"99:1", False))),
     ],
 )
-def test_a_planted_violation_is_found(violation: str, planted: Callable[[list[Any]], object]) -> None:
-    load = sound()
+def test_check_finds_a_planted_violation(violation: str, planted: Callable[[list[Any]], object]) -> None:
+    load = valid_history()
     planted(load.got[0])
     with pytest.raises(AssertionError, match=violation):
         check(load)

@@ -1,9 +1,13 @@
-"""A checker that never failed is not known to work: each violation is planted once and must be found."""
+"""Tests of the checker itself: each kind of violation is planted once and must be found."""
 
+import inspect
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tests.crash import checker
 from tests.crash.checker import Event, History, check
 
 
@@ -12,15 +16,15 @@ def crc(producer: str, sequence: int) -> int:
 
 
 def clean() -> History:
-    """Two producers, two partitions, a kill, a lost answer that was kept, one that was not, a refusal."""
+    """Two producers, two partitions, a kill, a refusal, and two lost replies, one of a message that was stored."""
     history = History()
     history.boot()
     offsets = {0: 0, 1: 0}
     log: list[tuple[int, int, str, int]] = []
 
-    def send(producer: str, sequence: int, partition: int, *, kept: bool = True, answer: bool = True) -> None:
+    def send(producer: str, sequence: int, partition: int, *, stored: bool = True, answer: bool = True) -> None:
         history.send(producer, sequence, crc(producer, sequence))
-        if kept:
+        if stored:
             offset = offsets[partition]
             offsets[partition] += 1
             log.append((partition, offset, producer, sequence))
@@ -37,7 +41,7 @@ def clean() -> History:
     history.ends("t", 0, 0, offsets[0])
     history.committed("group", "t", 0, 5)
     send("p", 10, 0, answer=False)
-    send("q", 11, 1, kept=False, answer=False)
+    send("q", 11, 1, stored=False, answer=False)
     history.boot()
     history.fetched_commit("group", "t", 0, 5)
     for sequence in range(12, 20):
@@ -67,9 +71,9 @@ def edit(history: History, kind: str, change: Callable[[Event], Event | None], n
     return History(events)
 
 
-def place_of(history: History, producer: str, sequence: int) -> Event:
+def confirmed_position_of(history: History, producer: str, sequence: int) -> Event:
     confirmed = (e for e in history.events if e.kind == "confirmed")
-    return next(e for e in confirmed if (e.who, e.sequence) == (producer, sequence))
+    return next(e for e in confirmed if (e.actor, e.sequence) == (producer, sequence))
 
 
 def lost(h: History) -> History:
@@ -83,14 +87,14 @@ def lost_tail(h: History) -> History:
 
 
 def taken_back(h: History) -> History:
-    """An unconfirmed record that a consumer saw vanishes in the crash."""
+    """An unconfirmed record that a consumer has read is missing after the crash."""
     at = next(i for i, e in enumerate(h.events) if e.kind == "boot" and i)
     read = Event("read", "other\nq", 11, crc("q", 11), "t", 1, 5)
     return History([*h.events[:at], read, *h.events[at:]])
 
 
 def phantom(h: History) -> History:
-    return edit(h, "drained", lambda e: e._replace(who="nobody"), 4)
+    return edit(h, "drained", lambda e: e._replace(actor="unknown"), 4)
 
 
 def corrupt_body(h: History) -> History:
@@ -98,7 +102,7 @@ def corrupt_body(h: History) -> History:
 
 
 def inconsistent_offset(h: History) -> History:
-    return edit(h, "read", lambda e: e._replace(who="reader\nq", sequence=9, crc=crc("q", 9)), 4)
+    return edit(h, "read", lambda e: e._replace(actor="reader\nq", sequence=9, crc=crc("q", 9)), 4)
 
 
 def offset_reused(h: History) -> History:
@@ -106,7 +110,7 @@ def offset_reused(h: History) -> History:
 
 
 def offset_moved(h: History) -> History:
-    one, two = place_of(h, "p", 16), place_of(h, "p", 17)
+    one, two = confirmed_position_of(h, "p", 16), confirmed_position_of(h, "p", 17)
     swap = {one.offset: two.offset, two.offset: one.offset}
     return History(
         e._replace(offset=swap[e.offset]) if e.kind == "drained" and e.partition == 0 and e.offset in swap else e
@@ -127,9 +131,9 @@ def duplicate(h: History) -> History:
 
 
 def producer_order(h: History) -> History:
-    """Both unconfirmed, so no offset was promised, and yet the order must hold."""
+    """Both are unconfirmed, so their offsets are not promised, but the order is."""
     return History(
-        e for e in offset_moved(h).events if not (e.kind == "confirmed" and e.who == "p" and e.sequence in (16, 17))
+        e for e in offset_moved(h).events if not (e.kind == "confirmed" and e.actor == "p" and e.sequence in (16, 17))
     )
 
 
@@ -160,7 +164,7 @@ def start_went_back(h: History) -> History:
 
 
 def offset_hole(h: History) -> History:
-    """Nothing confirmed is missing, and yet an offset leads nowhere."""
+    """No confirmed message is missing, but an offset holds no record."""
     return edit(h, "drained_ends", lambda e: e._replace(end=e.end + 1))
 
 
@@ -192,27 +196,22 @@ MUTATIONS = [
 ]
 
 
-def test_a_clean_history_is_clean() -> None:
+def test_check_accepts_a_valid_history() -> None:
     assert check(clean()) == []
 
 
 @pytest.mark.parametrize(("mutate", "kind"), MUTATIONS, ids=[f"{m.__name__}-{k}" for m, k in MUTATIONS])
-def test_a_planted_violation_is_found(mutate: Callable[[History], History], kind: str) -> None:
+def test_check_finds_a_planted_violation(mutate: Callable[[History], History], kind: str) -> None:
     assert kind in {violation.kind for violation in check(mutate(clean()))}
 
 
-def test_every_violation_it_can_speak_of_has_been_planted() -> None:
-    import inspect
-    import re
-
-    from tests.crash import checker
-
-    spoken = set(re.findall(r'_say\(\s*"([\w-]+)"', inspect.getsource(checker))) | {"lost", "taken-back"}
+def test_every_kind_of_violation_is_planted() -> None:
+    reported = set(re.findall(r'_report\(\s*"([\w-]+)"', inspect.getsource(checker))) | {"lost", "taken-back"}
     planted = {kind for _, kind in MUTATIONS} | {"redelivered-flag-missing", "read-after-settle"}
-    assert spoken == planted
+    assert reported == planted
 
 
-def test_a_message_sent_again_after_a_lost_answer_may_be_there_twice() -> None:
+def test_a_message_sent_again_after_a_lost_reply_may_be_stored_twice() -> None:
     history = History()
     history.send("p", 0, 1)
     history.send("p", 0, 1)
@@ -225,7 +224,7 @@ def test_a_message_sent_again_after_a_lost_answer_may_be_there_twice() -> None:
     assert {v.kind for v in check(history)} == {"duplicate", "offset-hole"}
 
 
-def test_what_retention_removed_is_not_lost() -> None:
+def test_records_removed_by_retention_are_not_lost() -> None:
     history = History()
     for sequence in range(3):
         history.send("p", sequence, 1)
@@ -235,7 +234,7 @@ def test_what_retention_removed_is_not_lost() -> None:
     assert check(history) == []
 
 
-def test_a_second_delivery_by_a_queue_is_flagged_or_reported() -> None:
+def test_a_second_delivery_by_a_queue_without_the_flag_is_reported() -> None:
     history = History()
     history.send("p", 0, 1)
     history.confirmed("p", 0, "t", 0, 0)
@@ -257,7 +256,7 @@ def test_a_delivery_after_a_durable_ack_is_reported() -> None:
     assert [v.kind for v in check(history, queue=True)] == ["read-after-settle"]
 
 
-def test_a_history_outlives_the_process(tmp_path) -> None:
+def test_a_history_can_be_saved_and_loaded(tmp_path: Path) -> None:
     history = clean()
     history.save(str(tmp_path / "h"))
     assert History.load(str(tmp_path / "h")).events == history.events

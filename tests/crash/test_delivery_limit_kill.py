@@ -1,9 +1,10 @@
-"""A message that is given back again and again reaches its dead letter queue, however often the broker is killed."""
+"""The delivery count survives kills, so that a message that is requeued repeatedly reaches the dead-letter queue."""
 
 import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pika
 import pytest
@@ -28,11 +29,11 @@ class Killable:
 
     def kill_and_start(self) -> None:
         self.process.kill()
-        self.leave()
+        self.disconnect()
         self.process.start()
 
-    def leave(self) -> None:
-        with contextlib.suppress(pika.exceptions.AMQPError):  # nobody answers
+    def disconnect(self) -> None:
+        with contextlib.suppress(pika.exceptions.AMQPError):  # the broker is dead
             self.connection.close()
 
 
@@ -40,21 +41,21 @@ class Killable:
 def broker(tmp_path: Path) -> Iterator[Killable]:
     broker = Killable(tmp_path)
     yield broker
-    broker.leave()
+    broker.disconnect()
     broker.process.close()
 
 
-def get(channel: pika.adapters.blocking_connection.BlockingChannel, queue: str):  # type: ignore[no-untyped-def]
+def get(channel: pika.adapters.blocking_connection.BlockingChannel, queue: str) -> tuple[Any, Any, bytes]:
     deadline = time.monotonic() + PATIENCE_S
     while True:
         method, properties, body = channel.basic_get(queue)
         if method is not None:
             return method, properties, body
-        assert time.monotonic() < deadline, f"nothing came to {queue}"
+        assert time.monotonic() < deadline, f"no message in {queue}"
         time.sleep(0.02)
 
 
-def test_a_poison_message_is_dead_lettered_even_if_the_broker_is_killed_after_each_return(
+def test_a_poison_message_is_dead_lettered_although_the_broker_is_killed_after_each_requeue(
     broker: Killable,
 ) -> None:
     channel = broker.channel()
@@ -74,7 +75,7 @@ def test_a_poison_message_is_dead_lettered_even_if_the_broker_is_killed_after_ea
         assert body == b"poison"
         assert (properties.headers or {}).get("x-delivery-count", 0) == returned
         channel.basic_nack(method.delivery_tag, requeue=True)
-        channel.basic_publish("", "other", b"")  # its confirm: what was settled before it is in the journal
+        channel.basic_publish("", "other", b"")  # its confirm proves that the nack is in the journal
         broker.kill_and_start()
         channel = broker.channel()
     _, properties, body = get(channel, "dead")
@@ -84,7 +85,7 @@ def test_a_poison_message_is_dead_lettered_even_if_the_broker_is_killed_after_ea
     assert (body, (properties.headers or {}).get("x-delivery-count")) == (b"fine after", None)
 
 
-def test_only_what_was_given_back_is_counted_after_a_kill_wherever_it_lies(broker: Killable) -> None:
+def test_after_a_kill_only_requeued_messages_have_a_delivery_count(broker: Killable) -> None:
     channel = broker.channel()
     for name, kind in (("work", "quorum"), ("other", "classic")):
         channel.queue_declare(name, durable=True, arguments={"x-queue-type": kind})

@@ -1,7 +1,7 @@
-"""Every call to the disk fails once, at each of its uses, in every way it can (L8, L2, L1).
+"""Every disk call of a workload fails once, in every possible way (L8, L2, L1).
 
-Whatever fails: errors are ours, a failed write or sync stops all confirms until the next start, a full disk is a
-clean no that heals without one, and nothing confirmed is lost, nothing refused appears.
+For every fault: errors are HeadraceErrors, a failed write or sync stops all confirms until the next start, a full disk
+only refuses appends until there is space, no confirmed record is lost and no refused one appears.
 """
 
 import errno
@@ -15,17 +15,18 @@ from headrace.errors import DiskFull, HeadraceError, StorageError, StorageFailed
 from headrace.log.state import store
 from tests.crash.faults import READS, WRITES, Trial, calls_of, new_world, variants
 from tests.crash.model import Broken
-from tests.crash.world import World, look, open_shard
+from tests.crash.simdisk import Fault
+from tests.crash.world import World, open_shard, read_everything
 
 STEPS = 60
 SEED = int(os.environ.get("HEADRACE_SEED", "0"))
-# Seeds whose workloads restart, truncate, compact and delete between them; 4, 36 and 74 have large rounds as chains.
+# The workloads of these seeds cover restarts, truncation, compaction and deletion; 4, 36 and 74 have large rounds.
 SEEDS = [SEED + seed for seed in (4, 7, 21, 33, 36, 44, 46, 48, 74)]
 
 
-@pytest.mark.timeout(900)  # of a machine that has other things to do, too
+@pytest.mark.timeout(900)  # generous, for busy machines
 @pytest.mark.parametrize("seed", SEEDS)
-def test_l8_every_call_may_fail_at_every_use(seed: int) -> None:
+def test_any_disk_call_may_fail_at_any_time(seed: int) -> None:
     calls = calls_of(seed, STEPS)
     outcomes: Counter[str] = Counter()
     broken = []
@@ -39,10 +40,10 @@ def test_l8_every_call_may_fail_at_every_use(seed: int) -> None:
                     broken.append(f"seed {seed}, {fault}: {error}")
     print(f"seed {seed}: {sum(calls.values())} calls, {sum(outcomes.values())} runs, {dict(outcomes)}")
     assert not broken, "\n" + "\n".join(broken[:10])
-    assert outcomes["failed"] and outcomes["healed"], "the faults reached the work"
+    assert outcomes["failed"] and outcomes["healed"], "the faults must affect the workload"
 
 
-def test_l8_a_read_only_disk_stops_appends_and_still_reads() -> None:
+def test_a_read_only_disk_stops_appends_but_not_reads() -> None:
     world = new_world(6)
     world.open()
     for _ in range(STEPS):
@@ -50,17 +51,17 @@ def test_l8_a_read_only_disk_stops_appends_and_still_reads() -> None:
     world.settle()
     world.disk.read_only = True
     log = next(iter(world.shard.logs.values()))
-    before = look(world.shard)
+    before = read_everything(world.shard)
     raw, _ = world.batches(1, (10,))
     ticket = log.append(bytearray(raw))
     world.shard.pump()
     assert isinstance(ticket.error, StorageFailed) and "Read-only" in str(ticket.error)
     with pytest.raises(StorageFailed):
         log.append(bytearray(raw))
-    assert look(world.shard).logs == before.logs
+    assert read_everything(world.shard).logs == before.logs
 
 
-def test_l8_running_out_of_file_descriptors_is_a_clean_no_that_heals() -> None:
+def test_without_file_descriptors_appends_are_refused_until_some_are_free() -> None:
     world = new_world(44)
     world.open()
     for _ in range(STEPS):
@@ -92,20 +93,20 @@ def test_l8_running_out_of_file_descriptors_is_a_clean_no_that_heals() -> None:
 
 
 def check_healed(world: World) -> None:
-    """All that was promised is there, now and for the start after a kill."""
+    """All promised records are there, now and after a kill and restart."""
     for _ in range(3):
         world.clock.advance(60)
         world.shard.tick()
         world.settle()
     world.observe()
-    world.model.check(look(world.shard, clean=True), power_cut=False)
+    world.model.check(read_everything(world.shard, clean=True), power_cut=False)
     shard, clean = open_shard(world.disk.kill(), world.settings, world.model.specs(), world.clock)
-    world.model.check(look(shard, clean), power_cut=False)
+    world.model.check(read_everything(shard, clean), power_cut=False)
 
 
 @pytest.mark.parametrize("seed", SEEDS[1:4])
-def test_l8_a_disk_that_fills_up_slowly_refuses_heals_and_keeps_every_promise(seed: int) -> None:
-    """Not one failing call but no room at all, for a while, again and again."""
+def test_a_shard_recovers_from_a_full_disk_and_loses_nothing(seed: int) -> None:
+    """The disk is full for a while, several times, instead of a single failing call."""
     world = new_world(seed)
     world.open()
     world.faulty = True
@@ -124,22 +125,20 @@ def test_l8_a_disk_that_fills_up_slowly_refuses_heals_and_keeps_every_promise(se
                 raise
         if world.shard.is_closed:  # a restart on a full disk may refuse to open
             world.disk.capacity = 1 << 50
-            world.go_on_from(world.disk.kill(), power_cut=False)  # what was under way is there or is not
+            world.continue_from(world.disk.kill(), power_cut=False)  # pending appends may be stored or not
         assert world.shard.failure is None, world.shard.failure
         refused = max(refused, world.refused)
     world.disk.capacity = 1 << 50
     check_healed(world)
-    assert refused, "the disk was full and nobody was told"
+    assert refused, "the disk was full but no append was refused"
 
 
-def test_errors_name_the_file_that_failed() -> None:
+def test_an_error_names_the_file_that_failed() -> None:
     world = new_world(6)
     world.open()
     for _ in range(STEPS):
         world.step()
     world.settle()
-    from tests.crash.simdisk import Fault
-
     world.disk.arm(Fault("sync", 1, errno.EIO, within=".wal"))
     log = next(log for log in world.shard.logs.values() if log.write_mode.syncs_before_confirm)
     raw, _ = world.batches(1, (10,))
@@ -149,10 +148,10 @@ def test_errors_name_the_file_that_failed() -> None:
 
 
 @pytest.mark.parametrize("seed", [*SEEDS, SEED + 9, SEED + 14])
-def test_l8_descriptors_that_run_out_again_and_again_refuse_heal_and_keep_every_promise(
+def test_a_shard_recovers_from_a_lack_of_descriptors_and_loses_nothing(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Down to none at all, whatever is closed that nobody needs at the moment."""
+    """Sometimes no descriptor is left, even after idle files are closed."""
     monkeypatch.setattr(store, "_REWRITE_BYTES_MIN", 500)
     world = new_world(seed)
     world.open()
@@ -169,7 +168,7 @@ def test_l8_descriptors_that_run_out_again_and_again_refuse_heal_and_keep_every_
                 raise
         if world.shard.is_closed:  # a restart without a descriptor may refuse to open
             world.disk.files_limit = 1 << 30
-            world.go_on_from(world.disk.kill(), power_cut=False)
+            world.continue_from(world.disk.kill(), power_cut=False)
         assert world.shard.failure is None, world.shard.failure
     world.disk.files_limit = 1 << 30
     check_healed(world)

@@ -1,7 +1,7 @@
-"""Opening a folder after a crash, on a disk that has no room left: recovery writes before it deletes.
+"""Opening a data folder after a crash on a full disk, where recovery must write before it can delete.
 
-It opens, or says in one sentence that it needs room. Either way nothing is lost, however often it is tried, and it
-opens once there is room.
+The folder opens, or the error says in one sentence that the disk is full. Repeated attempts lose nothing, and the
+folder opens once there is space.
 """
 
 import errno
@@ -14,11 +14,11 @@ from tests.crash.faults import new_world
 from tests.crash.model import Found
 from tests.crash.shards import ROOT, new_disk, reopen, spec, values, write
 from tests.crash.simdisk import Fault, SimulatedDisk
-from tests.crash.world import World, look, open_shard
+from tests.crash.world import World, open_shard, read_everything
 
 STEPS = 60
-ENDLESS = 1 << 50
-ROOMS = (0, 40, 200, 600, 1500, 4000, 12_000)
+UNLIMITED = 1 << 50
+FREE_BYTES = (0, 40, 200, 600, 1500, 4000, 12_000)
 ATTEMPTS = 3
 
 
@@ -32,18 +32,18 @@ def crashed(seed: int) -> tuple[World, SimulatedDisk]:
 
 
 def found_on(world: World, image: SimulatedDisk) -> Found:
-    return look(*open_shard(image, world.settings, world.model.specs(), world.clock))
+    return read_everything(*open_shard(image, world.settings, world.model.specs(), world.clock))
 
 
 @pytest.mark.parametrize("seed", [1, 7, 21, 33, 44, 46])
-def test_l8_a_start_without_room_opens_or_says_so_and_loses_nothing(seed: int) -> None:
+def test_a_start_on_a_full_disk_succeeds_or_raises_disk_full_and_loses_nothing(seed: int) -> None:
     world, killed = crashed(seed)
     rng = Random(seed)
     outcomes = set()
-    for room in ROOMS:
+    for free_bytes in FREE_BYTES:
         image = killed.kill()
-        image.capacity = image.used + room
-        held = []
+        image.capacity = image.used + free_bytes
+        used = []
         for _ in range(ATTEMPTS):
             try:
                 found = found_on(world, image)
@@ -54,12 +54,12 @@ def test_l8_a_start_without_room_opens_or_says_so_and_loses_nothing(seed: int) -
                 world.model.check(found, power_cut=False)
                 outcomes.add("opened")
                 break
-            held.append(image.used)
+            used.append(image.used)
             image = image.kill()
-        assert not held or max(held[1:], default=0) <= held[0], "every attempt takes more room"
+        assert not used or max(used[1:], default=0) <= used[0], "repeated attempts use more and more space"
         after = [image.kill(), *(image.power_cut(rng, mode) for mode in ("lost", "mixed", "mixed"))]
         for number, crash in enumerate(after):
-            crash.capacity = ENDLESS
+            crash.capacity = UNLIMITED
             world.model.check(found_on(world, crash), power_cut=number > 0)
     assert outcomes == {"opened", "refused"}
 
@@ -72,20 +72,20 @@ def killed_with(count: int) -> SimulatedDisk:
     return disk.kill()
 
 
-def test_starts_that_fail_do_not_fill_the_disk_with_copies_of_the_journal() -> None:
+def test_failed_starts_do_not_accumulate_copies_of_the_journal() -> None:
     image = killed_with(5)
-    held = []
+    used = []
     for _ in range(4):
         image.arm(Fault("create", 1, errno.ENOSPC, within=".state", forever=True))
         with pytest.raises(DiskFull):
             reopen(image, spec())
         image = image.kill()
-        held.append(image.used)
-    assert held == held[:1] * 4
+        used.append(image.used)
+    assert used == used[:1] * 4
     assert values(reopen(image, spec())) == ["a"] * 5
 
 
-def test_a_start_that_finds_no_room_gives_back_what_it_took() -> None:
+def test_a_start_that_fails_with_disk_full_removes_its_temporary_files() -> None:
     image = killed_with(5)
     image.arm(Fault("sync", 1, errno.ENOSPC, within=".log.tmp"))
     with pytest.raises(DiskFull):
@@ -93,7 +93,7 @@ def test_a_start_that_finds_no_room_gives_back_what_it_took() -> None:
     assert not [path for path in image.files() if path.endswith(".tmp")]
 
 
-def test_what_a_killed_start_left_makes_room_for_the_next() -> None:
+def test_a_start_removes_the_temporary_files_of_a_killed_start() -> None:
     image = killed_with(5)
     before = image.used
     reopen(image.kill(), spec())

@@ -1,6 +1,7 @@
-"""The journal's slot says which entry was synced last: damage to it is noticed, and a sound folder never refused."""
+"""The journal's slot holds the number of the last synced entry: lost entries are detected, and a sound folder opens."""
 
 import errno
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -10,6 +11,7 @@ from headrace.log.commit import journal, slots
 from headrace.log.commit.journal import Journal
 from headrace.log.recovery import journal_repair
 from headrace.log.settings import LogSettings
+from headrace.log.shard import Shard
 from tests.crash.shards import ROOT, batch, checkpoint, lost, new_disk, reopen, spec, values, write
 from tests.crash.simdisk import Fault, SimulatedDisk
 
@@ -22,7 +24,7 @@ def journal_files(disk: SimulatedDisk) -> dict[str, bytes]:
 
 
 def entry_at(disk: SimulatedDisk, sequence: int) -> tuple[str, int]:
-    """(file, position) of a journal entry."""
+    """Return file and position of a journal entry."""
     for path, content in journal_files(disk).items():
         for at in range(journal.SECTOR, len(content), journal.SECTOR):
             _, magic, _, number, _, _ = journal.ENTRY_HEADER.unpack_from(content, at)
@@ -32,7 +34,7 @@ def entry_at(disk: SimulatedDisk, sequence: int) -> tuple[str, int]:
 
 
 def damaged(disk: SimulatedDisk, sequence: int) -> SimulatedDisk:
-    """Killed, with a flipped bit in the body of one entry."""
+    """The disk after a kill, with a flipped bit in the body of one entry."""
     image = disk.kill()
     path, at = entry_at(image, sequence)
     content = bytearray(image.files()[path])
@@ -42,14 +44,14 @@ def damaged(disk: SimulatedDisk, sequence: int) -> SimulatedDisk:
 
 
 def without_segments(image: SimulatedDisk) -> SimulatedDisk:
-    """What was in the journal is in no segment yet."""
+    """Empty all segments, as if nothing of the journal had been written to them."""
     for path in list(image.files()):
         if path.endswith(".log"):
             image.replace(path, b"")
     return image
 
 
-def put(shard, key: bytes, *, lazy: bool = False) -> None:
+def put(shard: Shard, key: bytes, *, lazy: bool = False) -> None:
     group = shard.group()
     group.put("t", key, b"v")
     group.commit(lazy=lazy)
@@ -57,7 +59,7 @@ def put(shard, key: bytes, *, lazy: bool = False) -> None:
 
 
 def filled() -> SimulatedDisk:
-    """Three synced entries: a record in log 1, one in log 2, a value in the state."""
+    """A disk with three synced entries: a record in log 1, one in log 2, a value in the state."""
     disk = new_disk()
     shard = reopen(disk, *TWO_LOGS)
     write(shard, "a", 1)
@@ -67,14 +69,14 @@ def filled() -> SimulatedDisk:
     return disk
 
 
-def test_a_sync_vouches_only_for_what_was_written_before_it_began() -> None:
+def test_a_sync_covers_only_entries_written_before_it_started() -> None:
     class Busy(SimulatedDisk):
-        during = None
+        during: Callable[[], object] | None = None
 
         def sync(self, file: int) -> None:
             super().sync(file)
             if self.during is not None:
-                self.during, call = None, self.during
+                call, self.during = self.during, None
                 call()
 
     disk = Busy()
@@ -87,10 +89,10 @@ def test_a_sync_vouches_only_for_what_was_written_before_it_began() -> None:
     assert (log.sequence, log.synced, log.is_unsynced) == (2, 1, True)
 
 
-def test_l6_a_damaged_last_entry_is_reported_and_nothing_is_changed() -> None:
+def test_a_damaged_last_entry_is_reported_and_nothing_is_changed() -> None:
     image = damaged(filled(), 3)
     before = image.files()
-    for _ in range(2):  # and again: a refused start leaves nothing behind
+    for _ in range(2):  # twice, because a refused start must not change anything
         with pytest.raises(CorruptJournal, match=r"entries 3 to 3 were synced and are gone.*headrace log repair"):
             reopen(image, *TWO_LOGS)
         assert {p: c for p, c in image.files().items() if not p.endswith("/lock")} == {
@@ -99,16 +101,16 @@ def test_l6_a_damaged_last_entry_is_reported_and_nothing_is_changed() -> None:
         image = image.kill()
 
 
-def test_l5_entries_that_no_sync_covered_may_be_lost() -> None:
-    disk = filled()
-    shard = reopen(disk.kill(), *TWO_LOGS)
+def test_entries_that_were_not_synced_may_be_lost() -> None:
+    disk = filled().kill()
+    shard = reopen(disk, *TWO_LOGS)
     put(shard, b"lazy", lazy=True)
-    assert shard.journal.sequence == 4 and slots.read_sequence(shard.disk, SLOTS) == 3
-    shard.slots.sync()  # as a truncation does: what the slots say reaches the disk before the entry
-    assert dict(reopen(lost(shard.disk), *TWO_LOGS).state.items("t")) == {b"k": b"v"}
+    assert shard.journal.sequence == 4 and slots.read_sequence(disk, SLOTS) == 3
+    shard.slots.sync()  # as a truncation does: the slots are durable before the entry
+    assert dict(reopen(lost(disk), *TWO_LOGS).state.items("t")) == {b"k": b"v"}
 
 
-def test_an_older_folder_without_the_journals_slot_opens() -> None:
+def test_a_folder_of_an_older_version_without_a_journal_slot_opens() -> None:
     disk = filled()
     image = disk.kill()
     image.replace(SLOTS, image.files()[SLOTS][slots.SLOT.size :])
@@ -117,15 +119,15 @@ def test_an_older_folder_without_the_journals_slot_opens() -> None:
     assert (values(shard, 1), values(shard, 2)) == (["a"], ["b"])
 
 
-def test_a_slot_that_another_broker_left_behind_on_the_disk_is_not_believed() -> None:
+def test_a_journal_slot_of_another_broker_is_ignored() -> None:
     image = filled().kill()
-    strange = slots.pack(slots.Ends(slots.JOURNAL, 0, 0, 99, 99, 99))
-    image.replace(SLOTS, image.files()[SLOTS] + strange)
+    foreign = slots.pack(slots.Ends(slots.JOURNAL, 0, 0, 99, 99, 99))
+    image.replace(SLOTS, image.files()[SLOTS] + foreign)
     assert values(reopen(image, *TWO_LOGS)) == ["a"]
 
 
-def test_a_refused_entry_that_cannot_be_taken_out_stops_the_shard() -> None:
-    """It was refused as if nothing of it were left; on a file system that copies on write it can come back."""
+def test_a_refused_entry_that_cannot_be_erased_stops_the_shard() -> None:
+    """The append was refused although its entry could reappear, for example on a copy-on-write file system."""
     disk = new_disk()
     shard = reopen(disk, spec())
     write(shard, "a")
@@ -135,10 +137,10 @@ def test_a_refused_entry_that_cannot_be_taken_out_stops_the_shard() -> None:
     assert isinstance(ticket.error, StorageFailed)
 
 
-# Going on.
+# Repair.
 
 
-def test_a_sound_journal_is_left_as_it_is() -> None:
+def test_repair_does_not_change_an_undamaged_journal() -> None:
     image = filled().kill()
     before = journal_files(image)
     assert journal_repair.examine(ROOT, image) == journal_repair.JournalFacts(0, 3, 3, None)
@@ -146,7 +148,7 @@ def test_a_sound_journal_is_left_as_it_is() -> None:
     assert journal_files(image) == before
 
 
-def test_looking_at_a_damaged_journal_changes_nothing() -> None:
+def test_examining_a_damaged_journal_changes_nothing() -> None:
     image = damaged(filled(), 3)
     before = image.files()
     facts = journal_repair.examine(ROOT, image)
@@ -155,7 +157,7 @@ def test_looking_at_a_damaged_journal_changes_nothing() -> None:
     assert {p for p, c in image.files().items() if before.get(p) != c} <= {f"{ROOT}/lock"}
 
 
-def test_after_the_loss_is_accepted_the_rest_is_there_and_the_files_are_kept() -> None:
+def test_accepting_the_loss_keeps_all_other_data_and_the_damaged_files() -> None:
     image = damaged(filled(), 3)
     bytes_before = set(journal_files(image).values())
     facts = journal_repair.accept_loss(ROOT, image)
@@ -165,16 +167,16 @@ def test_after_the_loss_is_accepted_the_rest_is_there_and_the_files_are_kept() -
     assert (values(shard, 1), values(shard, 2), dict(shard.state.items("t"))) == (["a"], ["b"], {})
     write(shard, "c")
     assert values(reopen(lost(image), *TWO_LOGS)) == ["a", "c"]
-    assert set(facts.set_aside) <= journal_files(image).keys(), "the files stay for whoever wants to look"
+    assert set(facts.set_aside) <= journal_files(image).keys(), "the quarantined files are kept"
 
 
 @pytest.mark.parametrize("sequence", [1, 2, 3])
-def test_l6_a_log_that_lost_confirmed_records_with_the_journal_is_named(sequence: int) -> None:
+def test_a_log_that_lost_confirmed_records_with_the_journal_is_reported(sequence: int) -> None:
     image = without_segments(damaged(filled(), sequence))
     journal_repair.accept_loss(ROOT, image)
     shard = reopen(image, *TWO_LOGS)
-    told = {log_id for log_id, log in shard.logs.items() if log.damage is not None}
-    assert told == {log_id for log_id in (1, 2) if log_id >= sequence}
+    damaged_logs = {log_id for log_id, log in shard.logs.items() if log.damage is not None}
+    assert damaged_logs == {log_id for log_id in (1, 2) if log_id >= sequence}
 
 
 def outcome(image: SimulatedDisk) -> tuple[list[bytes], list[bool]]:
@@ -182,10 +184,10 @@ def outcome(image: SimulatedDisk) -> tuple[list[bytes], list[bool]]:
     return [key for key, _ in shard.state.items("t")], [log.damage is not None for log in shard.logs.values()]
 
 
-def test_a_repair_that_is_interrupted_can_be_done_again() -> None:
+def test_an_interrupted_repair_can_be_repeated() -> None:
     disk = new_disk()
     shard = reopen(disk, *TWO_LOGS, settings=LogSettings(journal_file_bytes=8192, journal_files=4, disk_reserve=0))
-    for text in "abcdefghijklmnopqrstuvwxyz":  # over two files of the journal
+    for text in "abcdefghijklmnopqrstuvwxyz":  # enough for two journal files
         put(shard, text.encode())
         if text == "c":
             checkpoint(shard)
@@ -193,9 +195,9 @@ def test_a_repair_that_is_interrupted_can_be_done_again() -> None:
     assert shard.journal.files_live == 2
     rng = Random(3)
     image = without_segments(damaged(disk, shard.journal.sequence - 1)).power_cut(rng, "kept")
-    wanted = image.kill()
-    journal_repair.accept_loss(ROOT, wanted)
-    expected = outcome(wanted)
+    repaired = image.kill()
+    journal_repair.accept_loss(ROOT, repaired)
+    expected = outcome(repaired)
     assert expected == ([bytes([n]) for n in b"abcdefghijklmnopqrstuvwxy"], [False, True])
     crashes: list[SimulatedDisk] = []
 

@@ -1,6 +1,5 @@
-"""kill -9 under idempotent and transactional Kafka clients: every confirmed record once, at its offset, in order.
-
-HEADRACE_CRASH_ROUNDS sets how often the broker is killed (default 6; the full run is 30).
+"""kill -9 under idempotent and transactional Kafka clients: every confirmed record is stored once, at its offset, in
+order. HEADRACE_CRASH_ROUNDS sets the number of kills (default 6; the full run is 30).
 """
 
 import os
@@ -16,7 +15,8 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from tests.interop.kafka.broker import KafkaBroker
 from tests.interop.kafka.jars import JAVA, kafka_tools
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 ROUNDS = int(os.environ.get("HEADRACE_CRASH_ROUNDS", "6"))
 PRODUCERS = 10
 PARTITIONS = 3
-WAITING_MAX = 2000  # of a producer, or the longer a start takes, the more there is to send and to read afterwards
+WAITING_MAX = 2000  # records queued in a producer, so that a slow restart does not cause a large backlog
 SECONDS = 120
 QUIET = {"log_level": 0}
 
@@ -44,7 +44,7 @@ def make_topic(broker: KafkaBroker, name: str, partitions: int) -> None:
 
 
 def read_all(broker: KafkaBroker, topic: str, partitions: int, **config: Any) -> dict[int, list[tuple[int, bytes]]]:
-    """(offset, value) of every record, per partition, in order."""
+    """Return (offset, value) of every record in order, by partition."""
     reader = Consumer(
         {
             "bootstrap.servers": broker.address,
@@ -62,20 +62,22 @@ def read_all(broker: KafkaBroker, topic: str, partitions: int, **config: Any) ->
     while len(ended) < partitions:
         message = reader.poll(1)
         if message is None:
-            assert time.monotonic() < deadline, "the topic can not be read to its end"
+            assert time.monotonic() < deadline, "the topic cannot be read to its end"
             continue
-        deadline = time.monotonic() + SECONDS  # how long all of it takes is up to the machine
-        if message.error():
-            assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
-            ended.add(message.partition())
+        deadline = time.monotonic() + SECONDS  # per record, because the total time depends on the machine
+        error, partition, offset = message.error(), message.partition(), message.offset()
+        assert error is None or error.code() == KafkaError._PARTITION_EOF, error
+        assert partition is not None and offset is not None
+        if error is not None:
+            ended.add(partition)
         else:
-            found[message.partition()].append((message.offset(), message.value()))
+            found[partition].append((offset, message.value() or b""))
     reader.close()
     return found
 
 
 class Worker:
-    """One idempotent producer that goes on through every kill."""
+    """An idempotent producer that keeps producing during kills."""
 
     def __init__(self, broker: KafkaBroker, name: str) -> None:
         self.name = name
@@ -108,11 +110,11 @@ class Worker:
                 partition = self.sent % PARTITIONS
                 try:
                     self._producer.produce("t", value, partition=partition, on_delivery=self._delivered)
-                except BufferError:  # the broker is away for longer than the queue holds out
+                except BufferError:  # the broker is down and the queue is full
                     break
                 self.sent += 1
             self._producer.poll(0.005)
-        assert self._producer.flush(SECONDS) == 0, "records that nobody answered"
+        assert self._producer.flush(SECONDS) == 0, "some records got no reply"
 
     def _delivered(self, error: KafkaError | None, message: Any) -> None:
         if error is not None:
@@ -122,22 +124,22 @@ class Worker:
 
     def finish(self) -> None:
         self._thread.join(SECONDS * 2)
-        assert not self._thread.is_alive(), "a producer hangs"
+        assert not self._thread.is_alive(), "a producer does not stop"
 
 
-def wait_for(true: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + SECONDS
-    while not true():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
 @pytest.mark.timeout(900)
-def test_d6_idempotent_producers_store_every_record_once_through_kills(broker: KafkaBroker) -> None:
+def test_idempotent_producers_store_every_record_once_despite_kills(broker: KafkaBroker) -> None:
     make_topic(broker, "t", PARTITIONS)
     rng = random.Random(7)
     workers = [Worker(broker, f"p{number}") for number in range(PRODUCERS)]
-    wait_for(lambda: all(worker.confirmed for worker in workers))  # librdkafka takes a second to get its id
+    wait_until(lambda: all(worker.confirmed for worker in workers))  # librdkafka needs a second to get its producer id
     for _ in range(ROUNDS):
         time.sleep(rng.uniform(0.2, 0.8))
         broker.kill()
@@ -150,12 +152,12 @@ def test_d6_idempotent_producers_store_every_record_once_through_kills(broker: K
         assert worker.errors == []
         assert len(worker.confirmed) == worker.sent
     found = read_all(broker, "t", PARTITIONS)
-    places = {value: (number, offset) for number, records in found.items() for offset, value in records}
+    positions = {value: (number, offset) for number, records in found.items() for offset, value in records}
     total = sum(worker.sent for worker in workers)
     print(f"{ROUNDS} kills, {total} records")
-    assert sum(len(records) for records in found.values()) == total, "D6: no record is there twice"
+    assert sum(len(records) for records in found.values()) == total, "D6: no record may be stored twice"
     for worker in workers:
-        assert {value: places[value] for value in worker.confirmed} == worker.confirmed, "L1, L4"
+        assert {value: positions[value] for value in worker.confirmed} == worker.confirmed, "L1, L4"
     for records in found.values():
         assert [offset for offset, _ in records] == list(range(len(records))), "L3"
         for worker in workers:
@@ -164,20 +166,20 @@ def test_d6_idempotent_producers_store_every_record_once_through_kills(broker: K
             assert numbers == sorted(numbers), "D4"
     broker.kill()
     broker.start()
-    assert read_all(broker, "t", PARTITIONS) == found, "what was read stays where it was"
+    assert read_all(broker, "t", PARTITIONS) == found, "records must keep their offsets after another kill"
 
 
 LOOP = """
 import sys, time
 from confluent_kafka import Consumer, KafkaException, Producer
 address, = sys.argv[1:]
-quick = {"bootstrap.servers": address, "log_level": 0, "reconnect.backoff.max.ms": 100, "retry.backoff.max.ms": 100}
-while True:  # what an application does after a fatal error: begin anew
+common = {"bootstrap.servers": address, "log_level": 0, "reconnect.backoff.max.ms": 100, "retry.backoff.max.ms": 100}
+while True:  # after a fatal error, an application starts again with new clients
     consumer = producer = None
     try:
-        producer = Producer({**quick, "transactional.id": "loop", "transaction.timeout.ms": 10000})
+        producer = Producer({**common, "transactional.id": "loop", "transaction.timeout.ms": 10000})
         producer.init_transactions(30)
-        consumer = Consumer({**quick, "group.id": "loop", "auto.offset.reset": "earliest",
+        consumer = Consumer({**common, "group.id": "loop", "auto.offset.reset": "earliest",
                              "enable.auto.commit": False, "session.timeout.ms": 6000,
                              "isolation.level": "read_committed"})
         consumer.subscribe(["in"])
@@ -205,20 +207,20 @@ INPUTS = 3000
 
 
 def librdkafka(folder: Path) -> list[str]:
-    """Transactions of version 1."""
+    """A client with transactions of version 1."""
     script = folder / "loop.py"
     script.write_text(LOOP)
     return [sys.executable, str(script)]
 
 
 def java(folder: Path) -> list[str]:
-    """Of version 2: batches and offsets bring themselves in, and each transaction has an epoch of its own."""
+    """A client with transactions of version 2, which adds partitions implicitly and uses an epoch per transaction."""
     return [*JAVA, "-cp", kafka_tools(), str(Path(__file__).parent / "Loop.java")]
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("client", "kills"), [(librdkafka, 10), pytest.param(java, 3, marks=pytest.mark.peer)])
-def test_d9_a_loop_that_reads_and_writes_in_transactions_is_exact_through_kills(
+def test_a_transactional_read_write_loop_is_exactly_once_despite_kills(
     broker: KafkaBroker, tmp_path: Path, client: Callable[[Path], list[str]], kills: int
 ) -> None:
     make_topic(broker, "in", 2)
@@ -249,11 +251,11 @@ def test_d9_a_loop_that_reads_and_writes_in_transactions_is_exact_through_kills(
         while True:
             found = read_all(broker, "out", 2, **{"isolation.level": "read_committed"})
             values = sorted(value for records in found.values() for _, value in records)
-            assert len(values) == len(set(values)), "D9: nothing twice"
+            assert len(values) == len(set(values)), "D9: no record may appear twice"
             if values == expected:
                 break
-            assert loop.poll() is None, "the loop has ended by itself"
-            assert time.monotonic() < deadline, f"{len(values)} of {INPUTS} came out"
+            assert loop.poll() is None, "the client ended unexpectedly"
+            assert time.monotonic() < deadline, f"{len(values)} of {INPUTS} records were copied"
             time.sleep(0.5)
     finally:
         loop.kill()

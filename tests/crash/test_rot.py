@@ -1,7 +1,7 @@
-"""Rot: bits flip, pages go blank, files are cut, swapped, replaced by older ones, or gone (L6, L9).
+"""Bit rot: flipped bits, zeroed pages, and truncated, swapped, replaced or missing files (L6, L9).
 
-None of it is ever served, none of it is cut in silence: what cannot be read any more is reported, with the file. What
-is derived (indexes, slots) may be anything, and changes no answer.
+Damaged data is never served and never truncated silently: it is reported with the name of the file. Damage to derived
+files (indexes, slots) changes no result.
 """
 
 import asyncio
@@ -18,7 +18,8 @@ from headrace.broker.access.permissions import TopicPermission
 from headrace.broker.broker import Broker
 from headrace.broker.catalog.file_catalog import FileCatalog
 from headrace.broker.streams import streams
-from headrace.broker.vhosts import global_parameters, policies, store, vhosts
+from headrace.broker.types import vhost_names
+from headrace.broker.vhosts import global_parameters, policies, store
 from headrace.broker.vhosts.policies import Policy
 from headrace.clock import ManualClock
 from headrace.config import Config
@@ -39,10 +40,10 @@ SETTINGS = LogSettings(journal_file_bytes=8192, journal_files=3, inline_bytes_ma
 PER_KIND = int(os.environ.get("HEADRACE_ROT_PER_KIND", "200"))  # corruptions of each kind of file
 SEED = int(os.environ.get("HEADRACE_SEED", "1"))
 DERIVED = (".index", ".timeindex", "/slots")
-TWICE = (".state", ".state-copy")  # each is the other's copy
+MIRRORED = (".state", ".state-copy")  # each is a copy of the other
 
 
-def spec(log_id: int, **settings: object) -> LogSpec:
+def spec(log_id: int, **settings: Any) -> LogSpec:
     return LogSpec(log_id, f"log{log_id}", StreamSettings(retention_ms=-1, index_interval=200, **settings))
 
 
@@ -52,11 +53,11 @@ SPECS = [
     spec(3, segment_size=500, cleanup_policy="compact", tombstone_retention_ms=0),
 ]
 
-Answers = tuple[dict[int, list[Record]], dict[bytes, bytes]]
+Contents = tuple[dict[int, list[Record]], dict[bytes, bytes]]
 
 
-class Library:
-    """A data folder with everything in it: sealed, active and compacted segments, state, a used journal."""
+class SampleFolder:
+    """A data folder with every kind of file: sealed, active and compacted segments, state, a used journal."""
 
     def __init__(self, *, clean: bool) -> None:
         disk = SimulatedDisk()
@@ -86,8 +87,8 @@ class Library:
             shard.close()
         self.disk = disk.kill()
         shard, _ = Shard.open(ROOT, SETTINGS, logs=SPECS, clock=ManualClock(), disk=self.disk.kill())
-        self.answers: Answers = ask(shard)
-        assert all(len(records) > 20 for records in self.answers[0].values())
+        self.contents: Contents = contents_of(shard)
+        assert all(len(records) > 20 for records in self.contents[0].values())
         self.files = {p: d for p, d in self.disk.files().items() if d and not p.endswith("/lock")}
 
     def with_content(self, path: str, content: bytes) -> SimulatedDisk:
@@ -103,7 +104,7 @@ class Library:
         return image
 
 
-def ask(shard: Shard) -> Answers:
+def contents_of(shard: Shard) -> Contents:
     return {log.id: read(log) for log in shard.logs.values()}, dict(shard.state.items("t"))
 
 
@@ -117,8 +118,8 @@ def read(log: Log) -> list[Record]:
     return records
 
 
-def judge(library: Library, image: SimulatedDisk, path: str) -> str:
-    """ "same" or "reported"; an AssertionError when something false was served, or something was cut in silence."""
+def judge(sample: SampleFolder, image: SimulatedDisk, path: str) -> str:
+    """Return "same" or "reported". Fails if wrong data was served or data was lost without a report."""
     name = path.rpartition("/")[2]
     try:
         shard, report = Shard.open(ROOT, SETTINGS, logs=SPECS, clock=ManualClock(), disk=image)
@@ -126,26 +127,28 @@ def judge(library: Library, image: SimulatedDisk, path: str) -> str:
         assert error.path.startswith(ROOT) and error.position >= 0
         return "reported"
     except HeadraceError as error:
-        raise AssertionError(f"{name}: not a report but {error!r}") from error
-    wanted, wanted_state = library.answers
+        raise AssertionError(f"{name}: expected a report of the damage, got {error!r}") from error
+    wanted, wanted_state = sample.contents
     outcome = "same"
     for log in shard.logs.values():
-        found, damage = read_what_is_left(log)
+        found, damage = read_readable_part(log)
         allowed = {record.offset: record for record in wanted[log.id]}
         for record in found:
-            assert allowed.get(record.offset) == record, f"{name}: log {log.id} served a false {record.offset}"
+            assert allowed.get(record.offset) == record, (
+                f"{name}: log {log.id} served a wrong record at {record.offset}"
+            )
         if found != wanted[log.id] or damage is not None:
-            assert damage is not None, f"{name}: log {log.id} lost {len(allowed) - len(found)} records in silence"
+            assert damage is not None, f"{name}: log {log.id} lost {len(allowed) - len(found)} records without a report"
             assert damage.path.startswith(ROOT) and damage.position >= 0
             outcome = "reported"
         if log.damage is not None:
             assert str(log.damage) in report.damaged
     if dict(shard.state.items("t")) != wanted_state:
-        raise AssertionError(f"{name}: state changed in silence")
+        raise AssertionError(f"{name}: the state changed without a report")
     return outcome
 
 
-def read_what_is_left(log: Log) -> tuple[list[Record], CorruptLog | None]:
+def read_readable_part(log: Log) -> tuple[list[Record], CorruptLog | None]:
     records: list[Record] = []
     offset = log.start_offset
     try:
@@ -161,21 +164,21 @@ def read_what_is_left(log: Log) -> tuple[list[Record], CorruptLog | None]:
 
 
 @pytest.fixture(scope="module", params=["clean", "killed"])
-def library(request: pytest.FixtureRequest) -> Library:
-    return Library(clean=request.param == "clean")
+def sample(request: pytest.FixtureRequest) -> SampleFolder:
+    return SampleFolder(clean=request.param == "clean")
 
 
-def kinds(library: Library) -> dict[str, list[str]]:
-    """The files by what they are: .log, .index, .wal, ..., slots."""
+def kinds(sample: SampleFolder) -> dict[str, list[str]]:
+    """The files by type: .log, .index, .wal, ..., slots."""
     found: dict[str, list[str]] = {}
-    for path in library.files:
+    for path in sample.files:
         name = path.rpartition("/")[2]
         found.setdefault(name[name.rfind(".") :] if "." in name else name, []).append(path)
     return found
 
 
 def rot(content: bytes, rng: Random) -> tuple[str, bytes]:
-    """(what happened, what is left): a flipped bit mostly, a blank page or a cut at times."""
+    """Return a description and the damaged content: mostly a flipped bit, sometimes a zeroed page or a truncation."""
     dice = rng.random()
     at = rng.randrange(len(content))
     if dice < 0.8:
@@ -189,70 +192,70 @@ def rot(content: bytes, rng: Random) -> tuple[str, bytes]:
     return f"cut at {at}", content[:at]
 
 
-@pytest.mark.timeout(900)  # of a machine that has other things to do, too
-def test_l6_rot_in_any_file_is_never_served_and_never_cut_in_silence(library: Library) -> None:
+@pytest.mark.timeout(900)  # generous, for busy machines
+def test_damage_to_any_file_is_never_served_and_always_reported(sample: SampleFolder) -> None:
     rng = Random(SEED)
-    count, silent = 0, []
-    for paths in kinds(library).values():
+    count, failures = 0, []
+    for paths in kinds(sample).values():
         for number in range(PER_KIND):
-            path = paths[number % len(paths)]  # every file of the kind has its turn
-            what, changed = rot(library.files[path], rng)
-            if changed == library.files[path]:
+            path = paths[number % len(paths)]  # alternate between the files of this type
+            what, changed = rot(sample.files[path], rng)
+            if changed == sample.files[path]:
                 continue
             count += 1
             try:
-                outcome = judge(library, library.with_content(path, changed), path)
+                outcome = judge(sample, sample.with_content(path, changed), path)
             except AssertionError as error:
-                silent.append(f"{what} of {path}: {error}")
+                failures.append(f"{what} of {path}: {error}")
                 continue
-            if path.endswith((*DERIVED, *TWICE)) and outcome != "same":
-                silent.append(f"{what} of {path}: it can be made again, and yet answers changed")
-    print(f"{count} corruptions of {len(library.files)} files, seed {SEED}")
-    assert not silent, f"\n{len(silent)} of {count}:\n" + "\n".join(silent[:20])
-    assert kinds(library).keys() >= {".log", ".seal", ".index", ".timeindex", ".wal", *TWICE, "slots"}
+            if path.endswith((*DERIVED, *MIRRORED)) and outcome != "same":
+                failures.append(f"{what} of {path}: a derived or mirrored file changed the result")
+    print(f"{count} corruptions of {len(sample.files)} files, seed {SEED}")
+    assert not failures, f"\n{len(failures)} of {count}:\n" + "\n".join(failures[:20])
+    assert kinds(sample).keys() >= {".log", ".seal", ".index", ".timeindex", ".wal", *MIRRORED, "slots"}
 
 
-def test_l6_a_missing_file_is_reported_or_not_missed(library: Library) -> None:
-    for path in library.files:
-        outcome = judge(library, library.without(path), path)
-        if path.endswith((*DERIVED, *TWICE)):
+def test_a_missing_file_is_reported_or_not_needed(sample: SampleFolder) -> None:
+    for path in sample.files:
+        outcome = judge(sample, sample.without(path), path)
+        if path.endswith((*DERIVED, *MIRRORED)):
             assert outcome == "same", path
 
 
-def test_l9_all_that_is_derived_may_be_deleted_at_once(library: Library) -> None:
-    derived = [path for path in library.files if path.endswith(DERIVED)]
-    assert judge(library, library.without(*derived), "everything derived") == "same"
+def test_all_derived_files_may_be_deleted(sample: SampleFolder) -> None:
+    derived = [path for path in sample.files if path.endswith(DERIVED)]
+    assert judge(sample, sample.without(*derived), "everything derived") == "same"
 
 
-def test_l6_swapped_segments_are_noticed(library: Library) -> None:
-    logs = [path for path in library.files if path.endswith(".log")]
+def test_swapped_segments_are_detected(sample: SampleFolder) -> None:
+    logs = [path for path in sample.files if path.endswith(".log")]
     outcomes = set()
     for first, second in pairwise(logs):
-        image = library.disk.kill()
-        image.replace(first, library.files[second])
-        image.replace(second, library.files[first])
-        outcomes.add(judge(library, image, first))
-    assert "reported" in outcomes  # "same" is what the journal still holds
+        image = sample.disk.kill()
+        image.replace(first, sample.files[second])
+        image.replace(second, sample.files[first])
+        outcomes.add(judge(sample, image, first))
+    assert "reported" in outcomes  # "same" if the journal still holds all records
 
 
-def test_l6_a_segment_of_another_time_or_log_is_noticed(library: Library) -> None:
-    logs = [path for path in library.files if path.endswith(".log")]
+def test_a_segment_of_another_offset_or_log_is_detected(sample: SampleFolder) -> None:
+    logs = [path for path in sample.files if path.endswith(".log")]
     outcomes = set()
     for path in logs[::2]:
         for other in logs[::3]:
-            # Not seen: another log's segment of the same offsets, in place of one that is not sealed yet.
+            # Not detected: an unsealed segment replaced by one of another log with the same offsets.
             if other.rpartition("/")[2][:20] != path.rpartition("/")[2][:20]:
-                outcomes.add(judge(library, library.with_content(path, library.files[other]), path))
+                outcomes.add(judge(sample, sample.with_content(path, sample.files[other]), path))
     assert "reported" in outcomes
 
 
-@pytest.mark.parametrize("suffix", TWICE)
-def test_l6_a_damaged_state_file_is_named_and_kept_while_its_copy_serves(library: Library, suffix: str) -> None:
-    path = next(path for path in library.files if path.endswith(suffix))
-    damaged = library.files[path][:20] + b"?" + library.files[path][21:]
-    image = library.with_content(path, damaged)
+@pytest.mark.parametrize("suffix", MIRRORED)
+def test_a_damaged_state_file_is_restored_from_its_copy_and_kept(sample: SampleFolder, suffix: str) -> None:
+    path = next(path for path in sample.files if path.endswith(suffix))
+    damaged = sample.files[path][:20] + b"?" + sample.files[path][21:]
+    image = sample.with_content(path, damaged)
     shard, report = Shard.open(ROOT, SETTINGS, logs=SPECS, clock=ManualClock(), disk=image)
-    assert ask(shard) == library.answers
+    assert contents_of(shard) == sample.contents
     first, second = report.restored
     assert path in first and "its copy" in first
     kept = path.replace("/state/", "/damaged/state/")
@@ -260,14 +263,14 @@ def test_l6_a_damaged_state_file_is_named_and_kept_while_its_copy_serves(library
     assert "RESTORED: " in report.summary()
 
 
-@pytest.mark.parametrize("suffix", TWICE)
-def test_l6_a_checkpoint_is_in_both_files_before_it_counts(suffix: str) -> None:
-    """A power cut, and one of them is gone: what the journal no longer has must be in the other."""
+@pytest.mark.parametrize("suffix", MIRRORED)
+def test_a_checkpoint_is_durable_in_both_state_files(suffix: str) -> None:
+    """After a power cut one of the files is lost; the other must hold everything that the journal no longer has."""
     disk = SimulatedDisk()
     disk.mkdir(ROOT)
     disk.sync_dir("/")
     shard, _ = Shard.open(ROOT, SETTINGS, logs=SPECS, clock=ManualClock(), disk=disk)
-    for number in range(200):  # the journal is used again and again
+    for number in range(200):  # the journal files are recycled
         group = shard.group()
         group.put("t", b"%d" % (number % 50), b"value %d" % number)
         group.commit()
@@ -276,7 +279,7 @@ def test_l6_a_checkpoint_is_in_both_files_before_it_counts(suffix: str) -> None:
     wanted = dict(shard.state.items("t"))
     assert shard.counters.checkpoints > 3
     (path,) = (path for path in cut.files() if path.endswith(suffix))
-    cut.replace(path, cut.files()[path][:-1])  # looks like a checkpoint that a crash tore
+    cut.replace(path, cut.files()[path][:-1])  # looks like a torn checkpoint
     torn = DiskStateStore(cut, f"{ROOT}/state")
     torn.load()
     assert torn.marker == shard.state.marker
@@ -285,11 +288,11 @@ def test_l6_a_checkpoint_is_in_both_files_before_it_counts(suffix: str) -> None:
     assert dict(reopened.state.items("t")) == wanted
 
 
-def test_l6_a_state_whose_files_are_both_damaged_is_refused(library: Library) -> None:
-    image = library.disk.kill()
-    paths = [path for path in library.files if path.endswith(TWICE)]
+def test_a_state_with_both_files_damaged_is_refused(sample: SampleFolder) -> None:
+    image = sample.disk.kill()
+    paths = [path for path in sample.files if path.endswith(MIRRORED)]
     for path in paths:
-        image.replace(path, library.files[path][:20] + b"?" + library.files[path][21:])
+        image.replace(path, sample.files[path][:20] + b"?" + sample.files[path][21:])
     before = image.files()
     with pytest.raises(CorruptLog) as caught:
         Shard.open(ROOT, SETTINGS, logs=SPECS, clock=ManualClock(), disk=image)
@@ -299,9 +302,9 @@ def test_l6_a_state_whose_files_are_both_damaged_is_refused(library: Library) ->
     }
 
 
-def test_l6_being_killed_while_a_damaged_state_is_replaced_changes_nothing(library: Library) -> None:
-    path = next(path for path in library.files if path.endswith(".state"))
-    image = library.with_content(path, library.files[path][:20] + b"?" + library.files[path][21:])
+def test_a_crash_while_a_damaged_state_file_is_restored_loses_nothing(sample: SampleFolder) -> None:
+    path = next(path for path in sample.files if path.endswith(".state"))
+    image = sample.with_content(path, sample.files[path][:20] + b"?" + sample.files[path][21:])
     rng = Random(SEED)
     crashes: list[SimulatedDisk] = []
     image.before = lambda _kind, _path: crashes.extend([image.kill(), image.power_cut(rng, "mixed")])
@@ -309,7 +312,7 @@ def test_l6_being_killed_while_a_damaged_state_is_replaced_changes_nothing(libra
     assert len(crashes) > 20
     for crashed in crashes:
         shard, _ = Shard.open(ROOT, SETTINGS, logs=SPECS, clock=ManualClock(), disk=crashed)
-        assert ask(shard) == library.answers
+        assert contents_of(shard) == sample.contents
 
 
 # The catalog.
@@ -317,7 +320,7 @@ def test_l6_being_killed_while_a_damaged_state_is_replaced_changes_nothing(libra
 
 KINDS = (
     streams.CATALOG_KIND,
-    vhosts.CATALOG_KIND,
+    vhost_names.CATALOG_KIND,
     policies.CATALOG_KIND,
     policies.OPERATOR_KIND,
     global_parameters.CATALOG_KIND,
@@ -331,7 +334,7 @@ COPY = f"{ROOT}/catalog/all.copy"
 
 
 async def catalog_of_a_broker() -> dict[str, bytes]:
-    """The files of a catalog with a document of every kind, as a broker writes them."""
+    """The files of a catalog with a document of every kind, written by a broker."""
     disk = SimulatedDisk()
     config = Config(data_dir=ROOT, http=None, amqp=None, kafka=None, disk_free_limit=0)
     broker = await Broker.open(config, clock=ManualClock(), disk=disk)
@@ -353,7 +356,7 @@ async def catalog_of_a_broker() -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def catalog() -> dict[str, bytes]:
     with pytest.MonkeyPatch.context() as patches:
-        without_threads(patches)  # the simulated disk is for one at a time
+        without_threads(patches)  # the simulated disk is not thread-safe
         files = asyncio.run(catalog_of_a_broker())
     assert {path.split("/")[3] for path in files if path.endswith(".json")} == set(KINDS)
     return files
@@ -378,8 +381,8 @@ def flips(text: bytes) -> Iterator[bytes]:
             yield text[:at] + bytes([text[at] ^ 1 << bit]) + text[at + 1 :]
 
 
-def test_l6_every_flipped_bit_of_every_document_is_noticed(catalog: dict[str, bytes]) -> None:
-    count, believed = 0, []
+def test_every_flipped_bit_of_a_catalog_document_is_detected(catalog: dict[str, bytes]) -> None:
+    count, accepted = 0, []
     for path, text in catalog.items():
         if path.endswith(".json"):
             document.read(text, path)
@@ -390,13 +393,13 @@ def test_l6_every_flipped_bit_of_every_document_is_noticed(catalog: dict[str, by
                 except CorruptCatalog as error:
                     assert error.path == path
                 else:
-                    believed.append(changed)
+                    accepted.append(changed)
     print(f"{count} flipped bits of {len(catalog) - 1} documents")
-    assert not believed, f"{len(believed)} of {count}: {believed[:3]}"
+    assert not accepted, f"{len(accepted)} of {count}: {accepted[:3]}"
 
 
-def test_l6_a_rotten_document_is_restored_and_reported_or_refused(catalog: dict[str, bytes]) -> None:
-    """Flips, blank pages and cuts of each file. With the copy nothing is lost, without it nothing is believed."""
+def test_a_damaged_document_is_restored_and_reported_or_refused(catalog: dict[str, bytes]) -> None:
+    """Flipped bits, zeroed pages and truncations. With the copy nothing is lost; without it the catalog is refused."""
     wanted, _ = read_catalog(catalog_disk(catalog))
     rng = Random(SEED)
     without_copy = {path: text for path, text in catalog.items() if path != COPY}
@@ -405,29 +408,29 @@ def test_l6_a_rotten_document_is_restored_and_reported_or_refused(catalog: dict[
             what, changed = rot(text, rng)
             found, opened = read_catalog(catalog_disk({**catalog, path: changed}))
             assert found == wanted, f"{what} of {path}"
-            assert [path in said for said in opened.restored] == [True] * (path != COPY), what
+            assert [path in line for line in opened.restored] == [True] * (path != COPY), what
             if path != COPY:
                 with pytest.raises(CorruptCatalog) as caught:
                     read_catalog(catalog_disk({**without_copy, path: changed}))
                 assert caught.value.path == path
 
 
-def test_l6_a_missing_document_is_restored_and_reported(catalog: dict[str, bytes]) -> None:
+def test_a_missing_document_is_restored_and_reported(catalog: dict[str, bytes]) -> None:
     wanted, _ = read_catalog(catalog_disk(catalog))
     for path in catalog:
         found, opened = read_catalog(catalog_disk({p: text for p, text in catalog.items() if p != path}))
         assert found == wanted
-        assert [path in said for said in opened.restored] == [True] * (path != COPY)
+        assert [path in line for line in opened.restored] == [True] * (path != COPY)
 
 
-def test_l6_a_rotten_copy_brings_nothing_back_that_may_be_out_of_date(catalog: dict[str, bytes]) -> None:
-    """Both are damaged: the line that is lost may be the one that counts."""
+def test_a_damaged_catalog_copy_restores_nothing_that_may_be_outdated(catalog: dict[str, bytes]) -> None:
+    """The lost line of the copy may be the newest one, so an older line must not be used."""
     path = next(path for path in catalog if "/streams/" in path)
     rng = Random(SEED)
     for _ in range(50):
         _, changed = rot(catalog[COPY], rng)
         if changed.endswith(b"\n") and changed in catalog[COPY]:
-            continue  # cut between two lines
+            continue  # truncated between two lines
         with pytest.raises(CorruptCatalog) as caught:
             read_catalog(catalog_disk({**catalog, COPY: changed, path: catalog[path][:-1]}))
         assert caught.value.path == path

@@ -1,6 +1,8 @@
-"""The simulated disk is a judge, so it is judged first: what it must keep, what it must be able to lose."""
+"""Tests of the simulated disk itself: what it must keep and what it must be able to lose."""
 
 import errno
+from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -34,12 +36,12 @@ def contents(disk: SimulatedDisk, path: str = "/d/f", count: int = 300) -> set[b
 
 
 class DiskContract:
-    """What both disks must do the same way."""
+    """The behaviour that the real and the simulated disk share."""
 
-    def disk(self, tmp_path) -> tuple[Disk, str]:
+    def disk(self, tmp_path: Path) -> tuple[Disk, str]:
         raise NotImplementedError
 
-    def test_reads_back_what_was_written(self, tmp_path) -> None:
+    def test_reading_returns_what_was_written(self, tmp_path: Path) -> None:
         disk, root = self.disk(tmp_path)
         file = disk.open(f"{root}/a", create=True)
         assert disk.pwrite(file, [b"hello ", bytearray(b"wor"), memoryview(b"ld")], 3) == 11
@@ -60,7 +62,7 @@ class DiskContract:
         with pytest.raises(OSError):
             disk.pread(file, 1, 0)
 
-    def test_names_behave(self, tmp_path) -> None:
+    def test_names_can_be_created_renamed_listed_and_removed(self, tmp_path: Path) -> None:
         disk, root = self.disk(tmp_path)
         disk.mkdir(f"{root}/x/y")
         disk.mkdir(f"{root}/x/y")
@@ -89,7 +91,7 @@ class DiskContract:
         disk.rmdir(f"{root}/x/y")
         assert disk.listdir(f"{root}/x") == []
 
-    def test_an_unlinked_file_stays_readable_while_open(self, tmp_path) -> None:
+    def test_an_unlinked_file_stays_readable_while_open(self, tmp_path: Path) -> None:
         disk, root = self.disk(tmp_path)
         file = disk.open(f"{root}/a", create=True)
         disk.pwrite(file, [b"old"], 0)
@@ -100,7 +102,7 @@ class DiskContract:
         assert disk.pread(file, 3, 0) == b"new"
         disk.close(file)
 
-    def test_writing_through_a_file_opened_for_reading_fails(self, tmp_path) -> None:
+    def test_writing_through_a_file_opened_for_reading_fails(self, tmp_path: Path) -> None:
         disk, root = self.disk(tmp_path)
         disk.close(disk.open(f"{root}/a", create=True))
         file = disk.open(f"{root}/a", readonly=True)
@@ -109,7 +111,7 @@ class DiskContract:
         assert error.value.errno == errno.EBADF
         disk.close(file)
 
-    def test_a_lock_is_held_until_closed(self, tmp_path) -> None:
+    def test_a_lock_is_held_until_closed(self, tmp_path: Path) -> None:
         disk, root = self.disk(tmp_path)
         file = disk.lock(f"{root}/lock")
         with pytest.raises(DataFolderLocked):
@@ -119,12 +121,12 @@ class DiskContract:
 
 
 class TestRealDisk(DiskContract):
-    def disk(self, tmp_path) -> tuple[Disk, str]:
+    def disk(self, tmp_path: Path) -> tuple[Disk, str]:
         return RealDisk(), str(tmp_path)
 
 
 class TestSimulatedDisk(DiskContract):
-    def disk(self, tmp_path) -> tuple[Disk, str]:
+    def disk(self, tmp_path: Path) -> tuple[Disk, str]:
         disk = SimulatedDisk()
         disk.mkdir("/data")
         return disk, "/data"
@@ -133,33 +135,33 @@ class TestSimulatedDisk(DiskContract):
 def test_synced_bytes_with_a_synced_name_survive_every_cut() -> None:
     disk, _ = make(b"x" * 2000)
     assert contents(disk) == {b"x" * 2000}
-    assert disk.unsettled == 0
+    assert disk.unsynced_count == 0
 
 
-def test_unsynced_bytes_may_be_kept_lost_and_torn_at_sectors_and_bytes() -> None:
+def test_unsynced_bytes_may_be_kept_lost_or_torn_at_sectors_and_bytes() -> None:
     disk, file = make(b"a" * 4 * SECTOR)
     disk.pwrite(file, [b"b" * 4 * SECTOR], 0)
     found = contents(disk, count=2000)
     assert {b"a" * 4 * SECTOR, b"b" * 4 * SECTOR} <= found
     by_sector = [c for c in found if all(len(set(c[i : i + SECTOR])) == 1 for i in range(0, len(c), SECTOR))]
-    assert len(by_sector) == 2**4, "every combination of old and new sectors"
+    assert len(by_sector) == 2**4, "every combination of old and new sectors must occur"
     assert any(sum(len(set(c[i : i + SECTOR])) == 2 for i in range(0, len(c), SECTOR)) == 1 for c in found), (
-        "one sector torn inside"
+        "a sector torn inside must occur"
     )
     assert not any(sum(len(set(c[i : i + SECTOR])) == 2 for i in range(0, len(c), SECTOR)) > 1 for c in found), (
-        "never two"
+        "at most one sector may be torn inside"
     )
 
 
-def test_a_later_write_may_arrive_without_the_earlier_one() -> None:
+def test_a_later_write_may_be_kept_without_the_earlier_one() -> None:
     disk, file = make(b"\0" * 2 * SECTOR)
     disk.pwrite(file, [b"1" * SECTOR], 0)
     disk.pwrite(file, [b"2" * SECTOR], SECTOR)
     assert b"\0" * SECTOR + b"2" * SECTOR in contents(disk)
 
 
-def test_a_sector_is_as_it_was_at_some_moment_and_never_a_mixture_of_skipped_writes() -> None:
-    """Two small writes into one sector go through the page cache: the second cannot arrive alone."""
+def test_a_sector_has_its_content_of_some_moment_and_never_skips_a_write() -> None:
+    """Two small writes into one sector go through the page cache, so the second cannot be kept alone."""
     disk, file = make(b"........")
     disk.pwrite(file, [b"11"], 0)
     disk.pwrite(file, [b"22"], 4)
@@ -168,16 +170,16 @@ def test_a_sector_is_as_it_was_at_some_moment_and_never_a_mixture_of_skipped_wri
     assert whole <= contents(disk, count=3000) <= whole | torn
 
 
-def test_an_appended_file_may_have_its_size_without_its_bytes() -> None:
+def test_an_appended_file_may_have_its_new_size_without_its_bytes() -> None:
     disk, file = make(b"a" * SECTOR)
     disk.pwrite(file, [b"b" * SECTOR], SECTOR)
     found = contents(disk, count=2000)
     assert b"a" * SECTOR + bytes(SECTOR) in found, "zeros"
     assert any(len(c) == 2 * SECTOR and len(set(c[SECTOR:])) > 100 for c in found), "noise"
-    assert all(c[:SECTOR] == b"a" * SECTOR for c in found), "and never touches what was synced"
+    assert all(c[:SECTOR] == b"a" * SECTOR for c in found), "synced bytes must not change"
 
 
-def test_stale_blocks_appear_only_when_asked_for() -> None:
+def test_stale_blocks_appear_only_if_enabled() -> None:
     for stale in (False, True):
         disk = SimulatedDisk(stale=stale)
         make(b"s" * 4 * SECTOR, "/d/other", disk)
@@ -204,7 +206,7 @@ def test_syncing_a_file_does_not_make_its_name_durable() -> None:
     assert contents(disk, "/d/new") == {b"x"}
 
 
-def test_syncing_a_folder_does_not_make_its_own_name_durable_nor_its_files_bytes() -> None:
+def test_syncing_a_folder_does_not_make_its_own_name_or_file_contents_durable() -> None:
     disk, _ = make()
     disk.mkdir("/d/sub")
     file = disk.open("/d/sub/new", create=True)
@@ -218,7 +220,7 @@ def test_syncing_a_folder_does_not_make_its_own_name_durable_nor_its_files_bytes
     assert all(image.exists("/d/sub/new") for image in cuts(disk))
 
 
-def test_a_rename_is_old_or_new_and_never_both_nor_neither() -> None:
+def test_a_rename_is_atomic() -> None:
     disk, _ = make(b"old")
     other = disk.open("/d/tmp", create=True)
     disk.pwrite(other, [b"new"], 0)
@@ -231,7 +233,7 @@ def test_a_rename_is_old_or_new_and_never_both_nor_neither() -> None:
     assert {tuple(sorted(image.files().items())) for image in cuts(disk)} == {(("/d/f", b"new"),)}
 
 
-def test_names_are_kept_and_lost_independently() -> None:
+def test_unsynced_names_are_kept_or_lost_independently() -> None:
     disk, _ = make()
     for name in "ab":
         disk.close(disk.open(f"/d/{name}", create=True))
@@ -251,14 +253,14 @@ def test_write_atomically_is_atomic_at_every_operation() -> None:
     assert contents(disk) == {b"n" * 3000}
 
 
-def test_write_atomically_without_its_syncs_is_caught() -> None:
-    """The positive control: a disk that cannot tell good from bad is no judge."""
+def test_write_atomically_without_its_syncs_is_detected() -> None:
+    """Positive control: the simulated disk detects missing syncs."""
 
-    class Forgetful(SimulatedDisk):
+    class DiskWithoutSync(SimulatedDisk):
         def sync(self, file: int) -> None:
             pass
 
-    disk = Forgetful()
+    disk = DiskWithoutSync()
     disk.mkdir("/d")
     disk.sync_dir("/")
     write_atomically(disk, "/d/f", b"n" * 3000)
@@ -277,10 +279,10 @@ def test_a_kill_loses_nothing_and_syncs_nothing() -> None:
     file = after.open("/d/f")
     after.sync(file)
     assert contents(after) == {b"a" * SECTOR + b"b" * SECTOR}
-    assert len(contents(disk)) > 1, "the image has its own fate"
+    assert len(contents(disk)) > 1, "an image is independent of its disk"
 
 
-def test_images_share_nothing_that_can_change() -> None:
+def test_images_share_no_mutable_state() -> None:
     disk, file = make(b"abc")
     image, killed = disk.power_cut(Random(1)), disk.kill()
     for other in (image, killed):
@@ -297,7 +299,7 @@ def test_equal_images_have_equal_keys() -> None:
     disk.pwrite(file, [b"xyz"], 0)
     assert disk.power_cut(Random(1), "lost").key() == disk.power_cut(Random(2), "lost").key()
     assert disk.power_cut(Random(1), "lost").key() != disk.power_cut(Random(1), "kept").key()
-    assert disk.kill().key() != disk.power_cut(Random(1), "kept").key(), "a kill leaves it unsynced"
+    assert disk.kill().key() != disk.power_cut(Random(1), "kept").key(), "after a kill the bytes are still unsynced"
 
 
 def test_the_same_seed_gives_the_same_disk() -> None:
@@ -320,10 +322,10 @@ def test_the_nth_write_fails_and_may_have_written_a_part(share: float) -> None:
 
 
 @pytest.mark.parametrize("kind", ["create", "pwrite", "sync", "truncate", "rename", "unlink", "mkdir", "sync_dir"])
-def test_every_kind_of_call_can_fail_for_ever(kind: str) -> None:
+def test_every_kind_of_call_can_fail_permanently(kind: str) -> None:
     disk, file = make(b"x")
     disk.arm(Fault(kind, 1, errno.EIO, forever=True))
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "create": lambda: disk.open("/d/new", create=True),
         "pwrite": lambda: disk.pwrite(file, [b"y"], 0),
         "sync": lambda: disk.sync(file),
@@ -343,7 +345,7 @@ def test_every_kind_of_call_can_fail_for_ever(kind: str) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["cached", "dropped", "partial", "written"])
-def test_after_a_failed_sync_later_syncs_answer_ok_and_write_nothing(outcome: str) -> None:
+def test_after_a_failed_sync_later_syncs_succeed_and_write_nothing(outcome: str) -> None:
     disk, file = make(b"AAAA")
     disk.pwrite(file, [b"BB"], 0)
     disk.pwrite(file, [b"BB"], 2)
@@ -357,11 +359,11 @@ def test_after_a_failed_sync_later_syncs_answer_ok_and_write_nothing(outcome: st
     assert contents(disk) == {device}
     disk.pwrite(file, [b"C"], 3)
     disk.sync(file)
-    assert contents(disk) == {device[:3] + b"C"}, "new writes are synced, the old ones never"
-    assert disk.kill().files()["/d/f"] == visible[:3] + b"C", "a new process reads the cache's lie"
+    assert contents(disk) == {device[:3] + b"C"}, "new writes are synced, the earlier ones are not"
+    assert disk.kill().files()["/d/f"] == visible[:3] + b"C", "a new process reads the page cache"
 
 
-def test_a_full_disk_writes_what_fits_and_heals() -> None:
+def test_a_full_disk_writes_what_fits_and_recovers() -> None:
     disk, file = make(b"")
     disk.capacity = 10
     with pytest.raises(OSError) as error:
@@ -369,18 +371,18 @@ def test_a_full_disk_writes_what_fits_and_heals() -> None:
     assert error.value.errno == errno.ENOSPC
     assert disk.pread(file, 100, 0) == b"x" * 10
     assert disk.free_bytes("/d") == 0
-    disk.pwrite(file, [b"y" * 10], 0)  # overwriting needs no room
+    disk.pwrite(file, [b"y" * 10], 0)  # overwriting needs no space
     with pytest.raises(OSError):
         disk.pwrite(file, [b"x"], 10)
     disk.capacity = 100
     disk.pwrite(file, [b"x" * 16], 0)
     disk.unlink("/d/f")
-    assert disk.free_bytes("/d") == 84, "an open file keeps its room"
+    assert disk.free_bytes("/d") == 84, "an open file keeps its space"
     disk.close(file)
     assert disk.free_bytes("/d") == 100
 
 
-def test_a_read_only_disk_reads() -> None:
+def test_a_read_only_disk_can_be_read() -> None:
     disk, file = make(b"x")
     disk.read_only = True
     assert disk.pread(file, 1, 0) == b"x"
@@ -391,7 +393,7 @@ def test_a_read_only_disk_reads() -> None:
         disk.sync(file)
 
 
-def test_running_out_of_files_is_emfile() -> None:
+def test_opening_more_files_than_the_limit_is_emfile() -> None:
     disk, file = make(b"x")
     disk.files_limit = 1
     with pytest.raises(OSError) as error:
@@ -401,7 +403,7 @@ def test_running_out_of_files_is_emfile() -> None:
     disk.open("/d/f")
 
 
-def test_a_folder_that_is_open_takes_a_descriptor_and_is_synced_without_another() -> None:
+def test_an_open_folder_uses_a_descriptor_and_needs_no_other_to_be_synced() -> None:
     disk, file = make(b"x")
     disk.close(file)
     disk.files_limit = 1
@@ -418,7 +420,7 @@ def test_a_folder_that_is_open_takes_a_descriptor_and_is_synced_without_another(
     assert not disk.open_paths()
 
 
-def test_the_lint_names_what_an_acknowledgement_still_depends_on() -> None:
+def test_unsynced_tells_why_a_payload_is_not_durable() -> None:
     disk, file = make(b"")
     disk.pwrite(file, [b"....payload...."], 0)
     assert "/d/f is not synced" in (disk.unsynced(b"payload") or "")
@@ -436,10 +438,10 @@ def test_the_lint_names_what_an_acknowledgement_still_depends_on() -> None:
     disk.pwrite(third, [b"third"], 0)
     disk.sync(third)
     disk.sync_dir("/d/e")
-    assert disk.unsynced(b"third") == "/d/e/f is synced, but its name is not", "its folder has none"
+    assert disk.unsynced(b"third") == "/d/e/f is synced, but its name is not", "the name of its folder is not durable"
 
 
-def test_rot_is_durable() -> None:
+def test_deliberate_damage_is_durable() -> None:
     disk, _ = make(b"abc")
     disk.flip("/d/f", 1, 0x20)
     assert contents(disk) == {b"aBc"}

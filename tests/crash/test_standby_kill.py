@@ -1,4 +1,4 @@
-"""A real broker with a real standby: each of them is killed under load, and nothing that was confirmed is lost."""
+"""A real broker with a real standby: each of them is killed under load, and no confirmed message is lost."""
 
 import threading
 import time
@@ -19,18 +19,18 @@ from tests.listing import listed
 from tests.standby_process import StandbyProcess, differences
 
 SMALL = ("--segment-size", "64KB", "--journal-file-size", "1MB")
-QUICK = ("--retention-interval", "200ms", "--checkpoint-interval", "200ms")  # retention waits for a checkpoint
+FREQUENT = ("--retention-interval", "200ms", "--checkpoint-interval", "200ms")  # retention waits for a checkpoint
 PATIENCE_S = 120.0
 QUIET = {"log_level": 0}
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[tuple[BrokerProcess, StandbyProcess]]:
-    """A leader that waits for one standby, which is not there yet."""
+    """A leader that waits for one standby before it confirms, and a standby that is not started yet."""
     folder = tmp_path / "leader"
     folder.mkdir()
     leader = BrokerProcess(
-        folder, *SMALL, *QUICK, "--standby-confirms", "1", listeners=("http", "amqp", "kafka")
+        folder, *SMALL, *FREQUENT, "--standby-confirms", "1", listeners=("http", "amqp", "kafka")
     ).start()
     standby = StandbyProcess(tmp_path / "standby", url_of(leader))
     try:
@@ -44,9 +44,9 @@ def url_of(leader: BrokerProcess) -> str:
     return f"http://127.0.0.1:{leader.ports['http']}"
 
 
-def wait_for(true: Callable[[], Any], what: str) -> Any:
+def wait_until(condition: Callable[[], Any], what: str) -> Any:
     deadline = time.monotonic() + PATIENCE_S
-    while not (found := true()):
+    while not (found := condition()):
         assert time.monotonic() < deadline, what
         time.sleep(0.02)
     return found
@@ -100,14 +100,14 @@ class AmqpLoad:
                     channel.basic_ack(method.delivery_tag)
                     self.acked.append(body)
                 elif method is not None:
-                    channel.basic_nack(method.delivery_tag, requeue=False)  # gone as well, but by another way
+                    channel.basic_nack(method.delivery_tag, requeue=False)  # settled too, but by a rejection
                     self.acked.append(body)
         except (AMQPError, OSError):
             pass
 
 
 class KafkaLoad:
-    """One idempotent producer that goes on through everything, and a group that commits what it has read."""
+    """An idempotent producer that keeps producing during kills, and a group that commits offsets."""
 
     def __init__(self, port: int) -> None:
         self.address = f"127.0.0.1:{port}"
@@ -164,7 +164,7 @@ class KafkaLoad:
                 try:
                     done = reader.commit(offsets=[TopicPartition("t", 0, wanted)], asynchronous=False)
                     self.committed = done[0].offset
-                except Exception:  # noqa: BLE001 - the leader is gone: what counts is what was answered
+                except Exception:  # noqa: BLE001 - the leader is dead; only commits with a reply count
                     time.sleep(0.1)
             time.sleep(0.01)
         reader.close()
@@ -182,22 +182,22 @@ class KafkaLoad:
             message = reader.poll(1)
             assert time.monotonic() < deadline
             if message is not None and not message.error():
-                found.append(message.value())
+                found.append(message.value() or b"")
         reader.close()
         return found
 
 
 @pytest.mark.timeout(600)
-def test_a_standby_takes_over_with_everything_that_was_confirmed(
+def test_a_promoted_standby_has_everything_that_was_confirmed(
     pair: tuple[BrokerProcess, StandbyProcess], tmp_path: Path
 ) -> None:
     leader, standby = pair
     amqp, kafka = AmqpLoad(leader.ports["amqp"]), KafkaLoad(leader.ports["kafka"])
     amqp.start()
-    kafka.start()  # before the standby comes: it copies what is being written
+    kafka.start()  # before the standby starts, so that it copies files that are being written
     standby.start().wait_in_step()
-    wait_for(lambda: len(amqp.confirmed) > 100 and len(kafka.confirmed) > 1000 and kafka.committed, "no progress")
-    wait_for(lambda: len(amqp.acked) > 20, "no acknowledgement")
+    wait_until(lambda: len(amqp.confirmed) > 100 and len(kafka.confirmed) > 1000 and kafka.committed, "no progress")
+    wait_until(lambda: len(amqp.acked) > 20, "no acknowledgement")
     leader.kill()
     confirmed_by_the_leader = dict(kafka.confirmed)
     amqp.stop()
@@ -206,10 +206,10 @@ def test_a_standby_takes_over_with_everything_that_was_confirmed(
     promoted.data, promoted.ports = standby.data, leader.ports
     promoted.start()
     try:
-        wait_for(lambda: len(kafka.confirmed) > len(confirmed_by_the_leader) + 100, "the producer does not go on")
+        wait_until(lambda: len(kafka.confirmed) > len(confirmed_by_the_leader) + 100, "the producer makes no progress")
         kafka.stop()
         found = kafka.read_all()
-        assert len(set(found)) == len(found), "a record is there twice"
+        assert len(set(found)) == len(found), "a record is stored twice"
         assert {value: offset for offset, value in enumerate(found)}.items() >= kafka.confirmed.items()
         reader = kafka.reader()
         assert reader.committed([TopicPartition("t", 0)], timeout=PATIENCE_S)[0].offset >= kafka.committed > 0
@@ -217,7 +217,7 @@ def test_a_standby_takes_over_with_everything_that_was_confirmed(
         left = _drained(amqp)
         assert len(set(left)) == len(left)
         assert set(amqp.confirmed) <= set(left) | set(amqp.acked)
-        # An acknowledgement has no answer: the last ones may have been under way. All before them were heard.
+        # Acks have no reply, so the last ones may not have reached the leader.
         assert set(left) & set(amqp.acked) <= set(amqp.acked[-50:])
     finally:
         promoted.close()
@@ -240,46 +240,46 @@ def test_a_standby_that_was_killed_catches_up_while_publishers_wait(
     leader, standby = pair
     standby.start().wait_in_step()
     with Client(url_of(leader)) as client:
-        _follow_and_change(client, leader, standby)
-        _wait_until_the_same(client, leader, standby)
+        _catch_up_and_change(client, leader, standby)
+        _wait_until_equal(client, leader, standby)
     leader.kill()
     assert standby.stop() == 0
 
 
-def _follow_and_change(client: Client, leader: BrokerProcess, standby: StandbyProcess) -> None:
+def _catch_up_and_change(client: Client, leader: BrokerProcess, standby: StandbyProcess) -> None:
     client.create_topic("old", config={"segment_size": "64KB"})
     kafka = KafkaLoad(leader.ports["kafka"])
     kafka.start()
-    wait_for(lambda: len(kafka.confirmed) > 3000, "no progress")
+    wait_until(lambda: len(kafka.confirmed) > 3000, "no progress")
     standby.kill()
-    wait_for(lambda: not client.get("/status")["ready"], "nobody misses the standby")
+    wait_until(lambda: not client.get("/status")["ready"], "the leader does not notice that the standby is gone")
     assert "0 of 1 are in step" in client.get("/status")["reason"]
     sealed = sum(path.with_suffix(".log").stat().st_size for path in listed(standby.data, "**/*.seal"))
     waiting = len(kafka.confirmed)
     again = standby.start().wait_in_step()
-    wait_for(lambda: len(kafka.confirmed) > waiting + 500, "the publisher does not go on")
+    wait_until(lambda: len(kafka.confirmed) > waiting + 500, "the publisher makes no progress")
     whole = client.get("/standby")["standbys"][0]["copy_bytes"]
     assert again["copied_bytes"] < whole - sealed // 2, "sealed segments were sent again"
 
-    # Segments that another process rewrites and archives, retention, a topic that goes.
-    upkeep = TopicMaintenance(url_of(leader), on="local")
-    upkeep.recompress("t", "zstd")
-    assert upkeep.tier("t").written
-    upkeep.link.close()
+    # Segments rewritten and archived by another process, retention, and a deleted topic.
+    maintenance = TopicMaintenance(url_of(leader), on="local")
+    maintenance.recompress("t", "zstd")
+    assert maintenance.tier("t").written
+    maintenance.link.close()
     client.configure_topic("t", {"retention_bytes": 100_000})
     client.delete_topic("old")
     kafka.stop()
-    wait_for(lambda: client.get("/topics/t/offsets")["partitions"][0]["start"] > 0, "retention takes nothing")
+    wait_until(lambda: client.get("/topics/t/offsets")["partitions"][0]["start"] > 0, "retention removes nothing")
 
 
-def _wait_until_the_same(client: Client, leader: BrokerProcess, standby: StandbyProcess) -> None:
-    """While the leader lives: a kill may fall between what it removes by retention and what it sends of that."""
-    deadline, found = time.monotonic() + PATIENCE_S, ["the standby does not come to the end"]
-    while not _is_level(client) or (found := differences(leader.data, standby.data)):
+def _wait_until_equal(client: Client, leader: BrokerProcess, standby: StandbyProcess) -> None:
+    """Wait while the leader runs, because a kill could come between a removal by retention and its replication."""
+    deadline, found = time.monotonic() + PATIENCE_S, ["the standby does not catch up"]
+    while not _has_caught_up(client) or (found := differences(leader.data, standby.data)):
         assert time.monotonic() < deadline, found
         time.sleep(0.02)
 
 
-def _is_level(client: Client) -> bool:
+def _has_caught_up(client: Client) -> bool:
     found = client.get("/standby")
     return bool(found["standbys"]) and found["standbys"][0]["bytes_behind"] == 0 and not found["waiting"]

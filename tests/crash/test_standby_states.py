@@ -1,5 +1,5 @@
-"""A standby's folder holds, after every single change that it was sent, all that was promised before it: it is crashed
-there, and opened as a broker's. See tests/crash/standby_world.py; HEADRACE_SEED moves the seeds."""
+"""After every change that was sent to it, a standby is crashed and its folder is opened as the folder of a broker: it
+holds everything that was promised. See tests/crash/standby_world.py; HEADRACE_SEED sets the first seed."""
 
 import os
 
@@ -16,7 +16,7 @@ STATES = int(os.environ.get("HEADRACE_CRASH_STATES", "100000")) // 50
 
 
 @pytest.mark.parametrize("piece_bytes", [400, 1 << 20])
-def test_a_standby_holds_what_was_promised_wherever_the_stream_ends(
+def test_a_standby_holds_everything_promised_after_each_change(
     monkeypatch: pytest.MonkeyPatch, piece_bytes: int
 ) -> None:
     monkeypatch.setattr(change_feed, "PIECE_BYTES", piece_bytes)
@@ -31,10 +31,10 @@ def test_a_standby_holds_what_was_promised_wherever_the_stream_ends(
     assert not broken, "\n".join(broken)
 
 
-def test_a_write_that_broke_off_half_way_is_the_same_on_both_sides() -> None:
+def test_a_partial_write_on_a_full_disk_is_the_same_on_the_standby() -> None:
     effort = Effort(variants=1, nested_share=0.0)
     for seed in range(SEED, SEED + 10):
-        explore_standby(seed, effort=effort, short_of_room=True)
+        explore_standby(seed, effort=effort, with_full_disk=True)
 
 
 def test_the_explorer_finds_a_standby_that_does_not_sync(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,14 +42,14 @@ def test_the_explorer_finds_a_standby_that_does_not_sync(monkeypatch: pytest.Mon
     assert _first_broken()
 
 
-def test_the_explorer_finds_a_change_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_explorer_finds_a_change_that_is_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     rename = Standby._rename
     monkeypatch.setattr(Standby, "_rename", lambda self, a, b: None if self.is_in_step else rename(self, a, b))
     assert _first_broken()
 
 
 def test_the_explorer_finds_a_copy_that_overtakes_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A piece of a file that was read before changes which were sent first."""
+    """Pieces of files are read too early: changes that are sent before them are newer."""
     read = StandbyFeed.read
 
     def early(self: StandbyFeed) -> bytes:

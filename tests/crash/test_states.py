@@ -1,12 +1,13 @@
-"""100,000 crashes of the log on a simulated disk: none breaks an invariant (L1 to L5, L7, L9, L10).
+"""100,000 crashes of the log on a simulated disk. The invariants L1 to L5, L7, L9 and L10 hold in each state.
 
-A failure prints the command that runs its seed again. HEADRACE_SEED moves the seeds, HEADRACE_CRASH_STATES the
-number: a nightly run takes other seeds and a million.
+A failure prints the command that runs its seed again. HEADRACE_SEED sets the first seed and HEADRACE_CRASH_STATES the
+number of states, for longer runs with other seeds.
 """
 
 import os
 from random import Random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from tests.crash.model import LogModel
 
 STATES = int(os.environ.get("HEADRACE_CRASH_STATES", "100000"))
 SEED = int(os.environ.get("HEADRACE_SEED", "0"))
-PARTS = 4  # four tests, so that a failure does not hide the rest, and several processes can share them
+PARTS = 4  # several tests, so that one failure does not hide others, and processes can share them
 
 
 def explore_until(states: int, seed: int, stride: int) -> tuple[Stats, list[str]]:
@@ -28,26 +29,26 @@ def explore_until(states: int, seed: int, stride: int) -> tuple[Stats, list[str]
             total.add(explore(seed, states_max=states - total.states))
         except Broken as error:
             broken.append(f"python -m tests.crash.replay {seed}\n  {error}")
-            total.states += states // 4  # it goes on with other seeds, but not for ever
+            total.states += states // 4  # continue with other seeds, but not without a limit
         seed += stride
     return total, broken
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # of a machine that has other things to do, too
+@pytest.mark.timeout(900)  # generous, for busy machines
 @pytest.mark.parametrize("part", range(PARTS))
-def test_l1_to_l10_hold_in_every_crash_state(part: int) -> None:
+def test_the_log_invariants_hold_in_every_crash_state(part: int) -> None:
     total, broken = explore_until(STATES // PARTS, SEED + part, PARTS)
     print(
-        f"seeds from {SEED + part} in steps of {PARTS}: {total.states:,} crash states, {total.nested:,} inside a "
-        f"recovery, {total.opened:,} different disks, {total.lives} lives"
+        f"seeds from {SEED + part} in steps of {PARTS}: {total.states:,} crash states, {total.nested:,} during a "
+        f"recovery, {total.opened:,} distinct disks, {total.lives} lives"
     )
     assert not broken, "\n" + "\n".join(broken)
     assert total.states >= STATES // PARTS
 
 
 def test_the_explorer_finds_a_journal_that_is_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The positive control: without its sync the journal loses what was confirmed."""
+    """Positive control: without its sync, the journal loses confirmed records."""
     from headrace.log.commit.journal import Journal
 
     monkeypatch.setattr(Journal, "sync", lambda self: setattr(self, "_synced", self.sequence))
@@ -69,41 +70,41 @@ def test_the_explorer_finds_a_recovery_that_trusts_the_page_cache(monkeypatch: p
     assert _first_broken()
 
 
-def test_the_explorer_finds_an_epoch_that_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_explorer_finds_an_epoch_that_does_not_increase(monkeypatch: pytest.MonkeyPatch) -> None:
     from headrace.log.state.store import DiskStateStore
 
     write = DiskStateStore.write
 
-    def forgetful(self, records, marker, **options):
+    def write_without_epoch(self: DiskStateStore, records: Any, marker: Any, **options: Any) -> None:
         write(self, records, type(marker)(marker.sequence, 0, marker.clean), **options)
 
-    monkeypatch.setattr(DiskStateStore, "write", forgetful)
+    monkeypatch.setattr(DiskStateStore, "write", write_without_epoch)
     assert "L5" in _first_broken()
 
 
 def test_the_explorer_finds_a_journal_slot_written_before_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sound folder would be refused as damaged: the slot reached the disk and the entry did not."""
+    """An undamaged folder would be refused: the slot is durable but the entry is not."""
     from headrace.log.commit.committer import Committer
 
     sync = Committer.sync_journal
 
-    def hasty(self):
+    def write_slot_first(self: Committer) -> None:
         self.slots.write_sequence(self.journal.sequence)
         sync(self)
 
-    monkeypatch.setattr(Committer, "sync_journal", hasty)
+    monkeypatch.setattr(Committer, "sync_journal", write_slot_first)
     assert "L5 cannot be opened: CorruptJournal" in _first_broken()
 
 
 @pytest.mark.parametrize("mistake", ["no sync", "slot first"])
-def test_the_explorer_finds_a_large_round_that_is_told_before_it_is_synced(
+def test_the_explorer_finds_a_large_round_that_is_confirmed_before_its_sync(
     monkeypatch: pytest.MonkeyPatch, mistake: str
 ) -> None:
     from headrace.log.commit import committer as commit
     from headrace.log.commit.plan import DirectPlan
     from headrace.log.disk.io_chain import Step
 
-    def hasty(committer, runs):
+    def plan_with_mistake(committer: Any, runs: Any) -> DirectPlan | None:
         plan = DirectPlan.of(committer, runs)
         if plan is not None and mistake == "no sync":
             plan.steps = [Step(step.file, ()) if step.buffers is None else step for step in plan.steps]
@@ -112,22 +113,22 @@ def test_the_explorer_finds_a_large_round_that_is_told_before_it_is_synced(
             plan.steps = [*plan.steps[:count], *plan.steps[2 * count :], *plan.steps[count : 2 * count]]
         return plan
 
-    monkeypatch.setattr(commit, "DirectPlan", SimpleNamespace(of=hasty))
+    monkeypatch.setattr(commit, "DirectPlan", SimpleNamespace(of=plan_with_mistake))
     assert _first_broken()
 
 
-def test_the_explorer_finds_a_journal_slot_that_vouches_for_settles_nobody_synced(
+def test_the_explorer_finds_a_journal_slot_that_covers_unsynced_settles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from headrace.log.commit.committer import Committer
 
-    tell = Committer.publish_ends
+    publish_ends = Committer.publish_ends
 
-    def careless(self, log, **options):
+    def publish_unsynced(self: Committer, log: Any, **options: Any) -> None:
         self.slots.write_sequence(self.journal.sequence)
-        tell(self, log, **options)
+        publish_ends(self, log, **options)
 
-    monkeypatch.setattr(Committer, "publish_ends", careless)
+    monkeypatch.setattr(Committer, "publish_ends", publish_unsynced)
     assert "L5 cannot be opened: CorruptJournal" in _first_broken()
 
 
@@ -141,14 +142,14 @@ def _first_broken() -> str:
     return ""
 
 
-def test_the_model_goes_on_where_an_async_log_does_of_which_retention_left_nothing_and_a_cut_less() -> None:
-    """Its start was durable and the records before it were not: what comes next comes behind the start, and the model
-    looked for it behind the last record that was promised."""
+def test_the_model_follows_an_async_log_that_continues_at_its_start_after_a_crash() -> None:
+    """The start was durable but the records before it were not. The log continues at its start, and the model expected
+    it to continue after the last promised record."""
     world = new_world(1)
     world.open()
     spec = LogSpec(world.shard.next_log_id(), "async", StreamSettings(write_mode="async", flush_interval_ms=0))
-    there = world.shard.create_log(spec)
-    log = world.model.logs[spec.id] = LogModel(spec, epoch=there.epoch)
+    real_log = world.shard.create_log(spec)
+    log = world.model.logs[spec.id] = LogModel(spec, epoch=real_log.epoch)
 
     def append() -> None:
         raw, count = world.batches(1, (10,))
@@ -160,10 +161,10 @@ def test_the_model_goes_on_where_an_async_log_does_of_which_retention_left_nothi
 
     append()
     append()
-    log.start_max = there.visible_end
-    world.shard.maintenance.starts.delete_before(there, log.start_max)
+    log.start_max = real_log.visible_end
+    world.shard.maintenance.starts.delete_before(real_log, log.start_max)
     world.settle()
-    world.go_on_from(world.disk.power_cut(Random(1), "lost"), power_cut=True)
+    world.continue_from(world.disk.power_cut(Random(1), "lost"), power_cut=True)
     append()
     world.read()
     found = world.shard.logs[spec.id]

@@ -1,4 +1,4 @@
-"""Archiving and restoring on a disk that dies before any call that changes it: every record is there, once."""
+"""A crash before any disk call of archiving and restoring: every record is still there, once."""
 
 from random import Random
 
@@ -42,7 +42,7 @@ def fail(_made: object, error: BaseException | None) -> None:
 
 
 def judge(disk: SimulatedDisk) -> None:
-    """What a crash left holds every record, nothing that nobody knows, and is finished by the next run."""
+    """Check that the disk holds every record and no unknown file, and that the next run completes the work."""
     shard = reopen(disk, spec())
     log = shard.logs[1]
     assert values(shard) == EXPECTED
@@ -58,7 +58,7 @@ def judge(disk: SimulatedDisk) -> None:
 
 
 @pytest.mark.parametrize("work", [archive, restore])
-def test_a_kill_or_power_cut_before_any_change_loses_no_record(work: object) -> None:
+def test_a_crash_before_any_disk_call_loses_no_record(work: object) -> None:
     disk = new_disk()
     shard = reopen(disk, spec())
     for text in EXPECTED:

@@ -1,7 +1,7 @@
-"""Crashes of a broker with transactions of version 2 at work, before every call to the disk.
+"""Crashes of a broker with Kafka transactions of version 2, before every disk call.
 
-The client asks again for what was not answered, as clients do, and goes on to the end of its work: what it committed is
-there once, nothing of what it aborted, and nobody who reads is held up.
+The client retries requests without a reply, as real clients do, and completes its work: committed records are stored
+once, aborted ones are not visible, and no reader is blocked.
 """
 
 from dataclasses import dataclass, field, replace
@@ -24,17 +24,17 @@ from headrace.log.log import Log
 from headrace.record import codec
 from headrace.record.codec import is_commit
 from tests.crash.model import Broken
-from tests.crash.queue_world import config, let_go, without_threads
+from tests.crash.queue_world import abandon_broker, config, without_threads
 from tests.crash.simdisk import SimulatedDisk
 
 TOPICS = ("a", "b")
-# Of each transaction, where it writes, and whether it is committed; the last epoch of the producer is among them.
+# The topics of each transaction's records, and whether it commits. The producer's last epoch is reached on the way.
 WORK = (("ab", True), ("ba", False), ("", False), ("aab", True), ("a", False), ("b", True))
 
 
 @dataclass(frozen=True)
 class Client:
-    """Who it is, and what it has been answered."""
+    """The identity of a client and its state after the last reply."""
 
     producer: Instance
     transaction: int = 0
@@ -45,8 +45,8 @@ class Client:
     def is_done(self) -> bool:
         return self.transaction == len(WORK)
 
-    async def ask(self, broker: Broker) -> "Client":
-        """The next request, and what is known after its answer."""
+    async def send_next(self, broker: Broker) -> "Client":
+        """Send the next request and return the state after its reply."""
         topics, commit = WORK[self.transaction]
         transactions = broker.coordination.transactions
         if self.written < len(topics):
@@ -76,9 +76,9 @@ def log_of(broker: Broker, topic: str) -> Log:
     return broker.streams.get(topic).partitions[0].log
 
 
-def read_committed(log: Log) -> list[bytes]:
-    waiting: dict[int, list[bytes]] = {}
-    found = []
+def read_committed(log: Log) -> list[bytes | None]:
+    waiting: dict[int, list[bytes | None]] = {}
+    found: list[bytes | None] = []
     for data, info in batches_from(log, 0):
         if not info.is_control:
             values = [one.value for one in codec.records(data, info.position, info.end)]
@@ -90,7 +90,7 @@ def read_committed(log: Log) -> list[bytes]:
     return found
 
 
-def expected(topic: str) -> list[bytes]:
+def expected(topic: str) -> list[bytes | None]:
     return [
         f"{number}.{place}".encode()
         for number, (topics, commit) in enumerate(WORK)
@@ -106,27 +106,27 @@ async def judge(folder: Path, image: SimulatedDisk, client: Client) -> None:
         raise Broken(f"L5 cannot be opened: {error!r}") from error
     try:
         while not client.is_done:
-            client = await client.ask(broker)
+            client = await client.send_next(broker)
         for topic in TOPICS:
             log = log_of(broker, topic)
             if (found := read_committed(log)) != expected(topic):
                 raise Broken(f"D9 {topic} holds {found}, not {expected(topic)}")
             if log.stable_end != log.visible_end:
-                raise Broken(f"D9 nobody reads {topic} beyond {log.stable_end} of {log.visible_end}")
+                raise Broken(f"D9 readers of {topic} are blocked at {log.stable_end} of {log.visible_end}")
         offset = broker.coordination.groups.offsets.get("g", "a", 0)
         if left := [*broker.shard.state.items(JOINED)]:
-            raise Broken(f"D9 of what has ended there is still {left}")
+            raise Broken(f"D9 ended transactions left {left}")
         if offset is None or offset.offset != len(WORK) - 1:
             raise Broken(f"D9 the group is at {offset}")
     except HeadraceError as error:
-        raise Broken(f"D9 the client can not go on: {error!r} to {client}") from error
+        raise Broken(f"D9 the client cannot continue: {error!r} to {client}") from error
     finally:
-        await let_go(broker)
+        await abandon_broker(broker)
 
 
 async def explore(folder: Path, seed: int) -> tuple[str, int]:
-    """(the first broken promise, how many crashes there were)"""
-    disk, chance = SimulatedDisk(), Random(seed)
+    """Return the first violation and the number of crashes."""
+    disk, rng = SimulatedDisk(), Random(seed)
     broker = await Broker.open(config(folder), clock=ManualClock(), disk=disk)
     for topic in TOPICS:
         await broker.streams.create(topic)
@@ -139,7 +139,7 @@ async def explore(folder: Path, seed: int) -> tuple[str, int]:
     found: list[tuple[SimulatedDisk, str]] = []
 
     def before(kind: str, path: str) -> None:
-        images = [(disk.kill(), "kill"), *((disk.power_cut(chance, mode), mode) for mode in ("lost", "kept", "mixed"))]
+        images = [(disk.kill(), "kill"), *((disk.power_cut(rng, mode), mode) for mode in ("lost", "kept", "mixed"))]
         for image, mode in images:
             if (image.key(), client.transaction, client.written) not in seen:
                 seen.add((image.key(), client.transaction, client.written))
@@ -148,7 +148,7 @@ async def explore(folder: Path, seed: int) -> tuple[str, int]:
     disk.before = before
     broken = ""
     while not client.is_done and not broken:
-        following = await client.ask(broker)
+        following = await client.send_next(broker)
         while found and not broken:
             image, where = found.pop()
             crashes += 1
@@ -157,15 +157,15 @@ async def explore(folder: Path, seed: int) -> tuple[str, int]:
             except Broken as error:
                 broken = f"{error} [{where}]"
         client = following
-        if chance.random() < 0.3:
+        if rng.random() < 0.3:
             broker.shard.checkpoint()
     disk.before = None
-    await let_go(broker)
+    await abandon_broker(broker)
     return broken, crashes
 
 
 @pytest.mark.timeout(600)
-async def test_d9_holds_for_transactions_of_version_2_in_every_crash_state(
+async def test_transactions_of_version_2_are_exactly_once_in_every_crash_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_threads(monkeypatch)
@@ -175,32 +175,34 @@ async def test_d9_holds_for_transactions_of_version_2_in_every_crash_state(
     assert crashes > 50
 
 
-# Positive controls: with a promise broken on purpose, a crash state shows it.
+# Positive controls: the test finds a bug that is introduced on purpose.
 
 
-async def test_a_batch_that_is_stored_before_its_partition_is_found(
+async def test_the_test_finds_a_batch_that_is_stored_before_its_partition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_threads(monkeypatch)
 
-    def join(self: Transactions, one: object, where: tuple[str, int], log_id: int, entry: object) -> None:
-        self._open(one)  # type: ignore[arg-type]
-        one.partitions[where] = log_id  # type: ignore[attr-defined]
+    def join(self: Transactions, one: Transaction, where: tuple[str, int], log_id: int, entry: object) -> None:
+        self._open(one)
+        one.partitions[where] = log_id
 
     monkeypatch.setattr(TransactionBatches, "_join", join)
     assert "D9" in (await explore(tmp_path, 0))[0]
 
 
-async def test_an_end_whose_answer_is_not_kept_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_test_finds_a_transaction_end_whose_result_is_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     without_threads(monkeypatch)
     saved = Transaction.saved
 
-    def forgetful(one: Transaction) -> bytes:
+    def without_last_epoch(one: Transaction) -> bytes:
         last, one.last = one.last, NO_INSTANCE
         try:
             return saved(one)
         finally:
             one.last = last
 
-    monkeypatch.setattr(Transaction, "saved", forgetful)
-    assert "D9 the client can not go on" in (await explore(tmp_path, 0))[0]
+    monkeypatch.setattr(Transaction, "saved", without_last_epoch)
+    assert "D9 the client cannot continue" in (await explore(tmp_path, 0))[0]

@@ -1,4 +1,4 @@
-"""The files and folders of the simulated disk: finding them, looking at them, damaging them."""
+"""The files and folders of the simulated disk: lookup, inspection and deliberate damage."""
 
 import errno
 import os
@@ -12,12 +12,12 @@ class Tree:
         self.root = Folder()
         self.name_changes: list[NameChange] = []  # not durable yet, oldest first
         self.used = 0
-        self._files: dict[int, tuple[File, str, bool]] = {}  # open ones: file, path, read only
-        self._open_folders: dict[int, str] = {}  # by which path
-        self._folders: dict[str, Folder] = {}  # by path; forgotten whenever the name of one goes
+        self._files: dict[int, tuple[File, str, bool]] = {}  # open files: file, path, read only
+        self._open_folders: dict[int, str] = {}  # path by descriptor
+        self._folders: dict[str, Folder] = {}  # cache by path, cleared when a folder loses its name
 
     def walk(self) -> Iterator[tuple[str, Node]]:
-        """Every file and folder with its path, names in order; and those that only lost their name."""
+        """Yield every file and folder with its path, sorted by name, then those that have no name any more."""
         seen: set[int] = set()
         for path, node in self._named():
             seen.add(id(node))
@@ -26,7 +26,7 @@ class Tree:
             if id(node) not in seen:
                 seen.add(id(node))
                 yield path, node
-        for change in self.name_changes:  # renamed over or removed, and still on the device
+        for change in self.name_changes:  # replaced or removed, but still on the device
             if id(change.node) not in seen:
                 seen.add(id(change.node))
                 yield change.gone_name, change.node
@@ -36,7 +36,7 @@ class Tree:
         return {path: bytes(node.data) for path, node in self._named() if isinstance(node, File)}
 
     def key(self) -> int:
-        """Equal for equal content: recovery is a function of it, so equal images need one recovery."""
+        """A hash of the content. Recovery depends only on the content, so equal images need one recovery."""
         parts: list[object] = []
         folders = [self.root]
         while folders:
@@ -48,7 +48,7 @@ class Tree:
                 if isinstance(node, Folder):
                     folders.append(node)
                     continue
-                parts.append(bytes(node.data))  # bytes remember their hash, and images share them
+                parts.append(bytes(node.data))  # bytes cache their hash, and images share them
                 if node.pending or node.diverged:
                     parts.append((node.durable, node.diverged, tuple(node.pending)))
         for change in self.name_changes:
@@ -65,7 +65,7 @@ class Tree:
         self._settle(node, bytes(content))
 
     def replace(self, path: str, content: bytes) -> None:
-        """Rot, or the hand of an operator: the file durably has another content."""
+        """Give the file another durable content, as bit rot or an operator would."""
         self._settle(self._file_at(path), content)
 
     def remove(self, path: str) -> None:
@@ -74,8 +74,10 @@ class Tree:
         folder.durable.pop(name, None)
 
     def unsynced(self, payload: bytes) -> str | None:
-        """Why a power cut now could lose `payload`, or None: it lies, whole, in a durable file that can be
-        reached by durable names. The lint behind every acknowledgement."""
+        """Return why a power cut now could lose `payload`, or None if it is in a durable file with a durable path.
+
+        Every confirm is checked with this.
+        """
         reasons = []
         durable = self._durable_names()
         for path, node in self._named():
@@ -89,7 +91,7 @@ class Tree:
                 return None
         return "; ".join(reasons) or "it is in no file"
 
-    # Small parts.
+    # Helpers.
 
     def _named(self) -> Iterator[tuple[str, Node]]:
         stack: list[tuple[str, Node]] = [("", self.root)]

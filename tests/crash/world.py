@@ -1,7 +1,7 @@
-"""A shard at work on a simulated disk, driven by a seed, with the model beside it.
+"""A shard on a simulated disk with a random workload, and the model of its content.
 
-Everything is small (segments of a few batches, a journal of a few entries), so that a short run rolls,
-recycles, checkpoints, expires and compacts, and a crash can fall into each of them.
+Segments and journal are tiny, so that a short run rolls, recycles, checkpoints, expires and compacts, and a crash
+can hit each of these operations.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,6 +9,7 @@ from random import Random
 
 from headrace.clock import ManualClock
 from headrace.errors import BatchTooLarge, Conflict, CorruptLog, DiskFull, HeadraceError, LogClosed, Overloaded
+from headrace.log.commit.atomic_group import AtomicGroup
 from headrace.log.commit.round import Ticket
 from headrace.log.log import Log, LogSpec
 from headrace.log.maintenance.compaction import LatestByKey
@@ -28,7 +29,7 @@ MONOTONIC_START = 1000.0
 
 
 def fold(value: bytes | None, deltas: Sequence[bytes]) -> bytes:
-    """A set of numbers, as text; every delta adds one."""
+    """Merge numbers into a set of numbers, stored as text."""
     members = set(value.split(b",")) if value else set()
     return b",".join(sorted(members.union(deltas), key=int))
 
@@ -68,35 +69,35 @@ def stream_settings(rng: Random) -> StreamSettings:
 def open_shard(
     disk: SimulatedDisk, settings: LogSettings, specs: list[LogSpec], clock: ManualClock
 ) -> tuple[Shard, bool]:
-    """(the shard, whether the last stop was clean)."""
+    """Return the shard and whether the last stop was clean."""
     shard, report = Shard.open(ROOT, settings, logs=specs, clock=clock, disk=disk, folds=FOLDS)
-    shard.pump()  # truncations that a crash interrupted are finished first
+    shard.pump()  # finishes truncations that a crash interrupted
     if shard.failure is not None:
         raise shard.failure
     return shard, report.clean
 
 
-def look(shard: Shard, clean: bool = False) -> Found:
-    """Everything a reader could get out of it."""
-    logs = {log_id: look_at(log) for log_id, log in shard.logs.items()}
+def read_everything(shard: Shard, clean: bool = False) -> Found:
+    """Read all logs and tables of the shard."""
+    logs = {log_id: read_log(log) for log_id, log in shard.logs.items()}
     tables = {(table, key): value for table in TABLES for key, value in shard.state.items(table)}
     return Found(logs, tables, clean)
 
 
-def look_at_last(shard: Shard, clean: bool) -> Found:
-    """Everything a reader could get out of it, and the end of it."""
-    found = look(shard, clean)
-    take_apart(shard)
+def read_and_discard(shard: Shard, clean: bool) -> Found:
+    """Read all logs and tables of the shard, then discard it."""
+    found = read_everything(shard, clean)
+    discard(shard)
     return found
 
 
-def take_apart(shard: Shard) -> None:
-    """Its parts know each other: of thousands of shards, the garbage collector would have to find every one."""
+def discard(shard: Shard) -> None:
+    """Break the reference cycles of a shard, so that thousands of them do not wait for the garbage collector."""
     for part in (*shard.logs.values(), shard.maintenance, shard):
         vars(part).clear()
 
 
-def look_at(log: Log) -> FoundLog:
+def read_log(log: Log) -> FoundLog:
     parts = []
     offset = log.start_offset
     damage = ""
@@ -104,7 +105,7 @@ def look_at(log: Log) -> FoundLog:
         while offset < log.visible_end:
             chunk = log.read(offset, 1 << 16)
             if chunk.next_offset <= offset:
-                raise Broken(f"L3 log {log.id} answers a read at {offset} with {chunk.next_offset}")
+                raise Broken(f"L3 log {log.id} returned next offset {chunk.next_offset} for a read at {offset}")
             parts.append(chunk.data)
             offset = chunk.next_offset
     except CorruptLog as error:
@@ -127,12 +128,12 @@ class World:
         self.shard: Shard
         self.failed: HeadraceError | None = None
         self.refused = 0
-        self.faulty = False  # calls fail on purpose: a stop need not succeed
-        self.alarm: BaseException | None = None  # raised by the explorer inside the shard's own calls
-        self.done: list[str] = []  # what was done, for the person who reads a failure
+        self.faulty = False  # disk calls fail on purpose, so a stop may fail
+        self.alarm: BaseException | None = None  # found by the explorer during a disk call of the shard
+        self.done: list[str] = []  # the steps so far, for debugging
         self._payloads = 0
 
-    # Opening, and opening again.
+    # Opening.
 
     def open(self, disk: SimulatedDisk | None = None) -> None:
         if disk is not None:
@@ -142,17 +143,17 @@ class World:
         for log_id, log in self.model.logs.items():
             log.epoch = self.shard.logs[log_id].epoch
 
-    def go_on_from(self, disk: SimulatedDisk, *, power_cut: bool) -> None:
-        """The crash happened: open what is left, check it, and live with it."""
+    def continue_from(self, disk: SimulatedDisk, *, power_cut: bool) -> None:
+        """After a crash: open the disk that was left, check it and continue with it."""
         self.disk = disk
         disk.before = None
         self.shard, clean = open_shard(disk, self.settings, self.model.specs(), self.clock)
-        found = look(self.shard, clean)
+        found = read_everything(self.shard, clean)
         self.model.settle(found, self.model.check(found, power_cut=power_cut))
         self.failed = None
 
     def observe(self) -> None:
-        """Whoever reads now must find it again later (L7)."""
+        """Promise everything that is readable now (L7)."""
         for log_id, model in self.model.logs.items():
             log = self.shard.logs.get(log_id)
             if log is not None and model.former is None:
@@ -175,7 +176,7 @@ class World:
             raise self.alarm
 
     def settle(self) -> None:
-        """Let everything that is under way end."""
+        """Complete all pending work."""
         self.shard.pump()
         if self.alarm is not None:
             raise self.alarm
@@ -187,7 +188,7 @@ class World:
             return
         log_id = self.shard.next_log_id()
         if log_id in self.model.ids_given:
-            raise Broken(f"L3 log id {log_id} was given out twice")
+            raise Broken(f"L3 log id {log_id} was assigned twice")
         self.model.ids_given.add(log_id)
         spec = LogSpec(log_id, f"log{log_id}", stream_settings(self.rng))
         log = self.shard.create_log(spec)
@@ -206,7 +207,7 @@ class World:
         parts = [self.batches(1, sizes) for _ in range(batches)]
         unit = self.model.new_unit()
         ticket = self.shard.logs[log.spec.id].append(bytearray(b"".join(raw for raw, _ in parts)))
-        for raw, count in parts:  # a batch is whole or not there; several in one call need not be
+        for raw, count in parts:  # each batch is atomic, several in one append are not
             self.model.stage_append(log.spec.id, raw, count, unit, atomic=False)
         self._follow(ticket, unit, lazy=log.is_async, log_id=log.spec.id, payload=parts[-1][0])
 
@@ -225,7 +226,7 @@ class World:
         return raw, total
 
     def group(self) -> None:
-        """Appends to several logs and changes of state that must happen together."""
+        """Append to several logs and change state in one atomic group."""
         rng = self.rng
         logs = rng.sample(list(self.model.logs.values()), min(len(self.model.logs), rng.choice((1, 2, 3))))
         group = self.shard.group()
@@ -256,7 +257,7 @@ class World:
             self.model.stage_change(key, value, unit, lazy=lazy)
         self._follow(ticket, unit, lazy=lazy)
 
-    def _changes(self, group, unit: int) -> dict[tuple[str, bytes], bytes | None]:
+    def _changes(self, group: AtomicGroup, unit: int) -> dict[tuple[str, bytes], bytes | None]:
         rng = self.rng
         changes: dict[tuple[str, bytes], bytes | None] = {}
         for name in rng.sample(KEYS, rng.choice((1, 2))):
@@ -280,7 +281,7 @@ class World:
             if ticket.error is None:
                 self.model.confirm(unit, lazy=lazy)
                 if not lazy and log_id in self.model.logs:
-                    self._lint(payload)
+                    self._check_synced(payload)
             elif isinstance(ticket.error, DiskFull | LogClosed):
                 self.refused += 1
                 self.model.refuse(unit)
@@ -289,8 +290,8 @@ class World:
 
         ticket.add_callback(resolved)
 
-    def _lint(self, payload: bytes) -> None:
-        """L1, at the moment of the confirm: the bytes, and the names that lead to them, are synced."""
+    def _check_synced(self, payload: bytes) -> None:
+        """L1: when an append is confirmed, its bytes and the path of their file are synced."""
         why = self.disk.unsynced(payload[RECORDS_AT:])
         if why is not None and self.alarm is None:
             self.alarm = Broken(f"L1 confirmed too early: {why}")
@@ -299,10 +300,10 @@ class World:
         logs = list(self.model.logs.values())
         return self.rng.choice(logs) if logs else None
 
-    # Time passes, work is done.
+    # Background work.
 
     def pump_some(self) -> None:
-        """A part of what waits, so that more is staged while a round is in flight."""
+        """Run a part of the pending work, so that more is staged while a round is in flight."""
         shard = self.shard
         for _ in range(self.rng.choice((1, 2, 4))):
             if shard._deferred:
@@ -320,15 +321,15 @@ class World:
     def checkpoint(self) -> None:
         self.shard.checkpoints.run()
 
-    # What else happens to logs.
+    # Maintenance of logs.
 
     def expire(self) -> None:
-        """Move the start of a log, anywhere up to its end."""
+        """Move the start of a log to a random offset up to its end."""
         log = self._some_log()
         if log is None or log.former is not None:
             return
-        there = self.shard.logs[log.spec.id]
-        offset = self.rng.randint(there.start_offset, there.visible_end)
+        real_log = self.shard.logs[log.spec.id]
+        offset = self.rng.randint(real_log.start_offset, real_log.visible_end)
         log.start_max = max(log.start_max, offset)
 
         def moved(ticket: Ticket) -> None:
@@ -337,38 +338,42 @@ class World:
             elif not isinstance(ticket.error, DiskFull | LogClosed):
                 self.failed = ticket.error
 
-        self.shard.maintenance.starts.delete_before(there, offset).add_callback(moved)
+        self.shard.maintenance.starts.delete_before(real_log, offset).add_callback(moved)
 
     def retain(self) -> None:
-        """Retention by age and size, as housekeeping does it; it may only take what the limits say (L10)."""
+        """Apply retention by age and size. It may only remove records beyond the limits (L10)."""
         log = self._some_log()
         if log is None or log.former is not None:
             return
-        there = self.shard.logs[log.spec.id]
+        real_log = self.shard.logs[log.spec.id]
         now_ms = self.clock.now_ms()
         limit = new_start(
-            there.segments, RetentionLimits.of(there.settings, ()), there.start_offset, there.visible_end, now_ms
+            real_log.segments,
+            RetentionLimits.of(real_log.settings, ()),
+            real_log.start_offset,
+            real_log.visible_end,
+            now_ms,
         )
-        self._judge_retention(log, limit, now_ms)
+        self._check_retention(log, limit, now_ms)
         log.start_max = max(log.start_max, limit)
-        ticket = self.shard.maintenance.starts.apply_retention(there, now_ms)
+        ticket = self.shard.maintenance.starts.apply_retention(real_log, now_ms)
         if ticket is not None:
             ticket.add_callback(lambda t: None if t.error else setattr(log, "start", max(log.start, limit)))
 
     @staticmethod
-    def _judge_retention(log: LogModel, start: int, now_ms: int) -> None:
+    def _check_retention(log: LogModel, start: int, now_ms: int) -> None:
         settings = log.spec.settings
         gone = [r for r in log.records() if log.start <= r.offset < start]
         young = settings.retention_ms < 0 or any(now_ms - r.timestamp < settings.retention_ms for r in gone)
         if gone and young and settings.retention_bytes < 0:
-            raise Broken(f"L10 retention took {gone[0].offset} to {start - 1}, which were not too old")
+            raise Broken(f"L10 retention removed {gone[0].offset} to {start - 1}, which were not too old")
 
     def compact(self) -> None:
         log = self._some_log()
         if log is None or log.former is not None or log.spec.settings.cleanup_policy != "compact":
             return
-        there = self.shard.logs[log.spec.id]
-        log.compaction_begins(there.visible_end)
+        real_log = self.shard.logs[log.spec.id]
+        log.compaction_starts(real_log.visible_end)
 
         def compacted(_result: object, error: BaseException | None) -> None:
             if error is not None and not self.faulty and not isinstance(error, LogClosed | Conflict):
@@ -376,30 +381,30 @@ class World:
 
         if self.seed % 2:
             self._compact_in_passes()
-        self.shard.maintenance.compact(there, compacted)
+        self.shard.maintenance.compact(real_log, compacted)
 
     def _compact_in_passes(self) -> None:
-        """Each of them sees what has come until it begins."""
+        """Each pass includes the records that were appended before it starts."""
         compactor = self.shard.maintenance.compactor
         begin_pass = Compactor._latest_by_key
 
-        def begins(there: Log) -> LatestByKey:
-            self.model.logs[there.id].compaction_begins(there.visible_end)
-            return begin_pass(compactor, there)
+        def start_pass(log: Log) -> LatestByKey:
+            self.model.logs[log.id].compaction_starts(log.visible_end)
+            return begin_pass(compactor, log)
 
         compactor.keys_max = 2
-        compactor._latest_by_key = begins  # type: ignore[method-assign]
+        compactor._latest_by_key = start_pass  # type: ignore[method-assign]  # to observe each pass
 
     def truncate(self) -> None:
-        """Cut a log back to a boundary between batches. Nothing else is under way on it meanwhile."""
+        """Truncate a log to a boundary between batches. No other work on it is pending meanwhile."""
         self.settle()
         log = self._some_log()
         if log is None or self.shard.failure is not None or self.shard.is_full:
             return
-        there = self.shard.logs[log.spec.id]
+        real_log = self.shard.logs[log.spec.id]
         ends = log.ends()
-        choices = [k for k, end in enumerate(ends) if there.start_offset <= end <= there.visible_end]
-        if not choices or ends[-1] != there.visible_end:
+        choices = [k for k, end in enumerate(ends) if real_log.start_offset <= end <= real_log.visible_end]
+        if not choices or ends[-1] != real_log.visible_end:
             return
         count = self.rng.choice(choices)
         log.former, log.former_least = list(log.pieces), log.promised(power_cut=True)
@@ -419,33 +424,33 @@ class World:
             elif not self.faulty:
                 self.alarm = self.alarm or Broken(f"L8 truncation failed: {error!r}")
 
-        self.shard.maintenance.truncations.truncate(there, ends[count], truncated)
+        self.shard.maintenance.truncations.truncate(real_log, ends[count], truncated)
         self.settle()
 
     def delete(self) -> None:
         if len(self.model.logs) < 3:
             return
         log_id = self.rng.choice(list(self.model.logs))
-        del self.model.logs[log_id]  # the catalog comes first
+        del self.model.logs[log_id]  # the catalog is changed first
         self.shard.delete_log(log_id)
 
     def read(self) -> None:
-        """What is there now is what was written, and nobody sees what is not safe yet (L4, L7)."""
+        """Check that readers see what was written, and nothing that is not durable yet (L4, L7)."""
         if self.shard.failure is not None:
-            look(self.shard)  # what a failed sync dropped is gone: reads say so, or answer
+            read_everything(self.shard)  # may report damage, because a failed sync may have dropped records
             return
         self.observe()
-        self.model.check(look(self.shard, clean=True), power_cut=False)
+        self.model.check(read_everything(self.shard, clean=True), power_cut=False)
 
     def restart(self) -> None:
-        """A clean stop and start."""
+        """Stop cleanly and start again."""
         self.shard.close()
         if self.alarm is not None:
             raise self.alarm
         self.shard, clean = open_shard(self.disk, self.settings, self.model.specs(), self.clock)
         if not clean and not self.faulty:
-            raise Broken("L5 a clean stop was taken for a crash")
-        found = look(self.shard, clean)
+            raise Broken("L5 a clean stop was treated as a crash")
+        found = read_everything(self.shard, clean)
         self.model.settle(found, self.model.check(found, power_cut=False))
 
 

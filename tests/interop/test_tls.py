@@ -109,7 +109,7 @@ def broker(
     assert "Traceback" not in made.said() and " error " not in made.said(), made.said()
 
 
-def test_it_says_that_it_speaks_tls(broker: TlsBroker) -> None:
+def test_the_broker_reports_its_tls_listeners(broker: TlsBroker) -> None:
     said = broker.said()
     assert f"amqps://127.0.0.1:{broker.ports['amqp']}" in said
     assert f"SSL://127.0.0.1:{broker.ports['kafka']}" in said
@@ -251,8 +251,8 @@ async def test_our_own_asyncio_client(broker: TlsBroker) -> None:
             break
 
 
-def test_a_slow_reader_gets_all_of_it_and_holds_up_nobody(broker: TlsBroker) -> None:
-    """Ten answers of 10 MB are asked for at once by somebody who does not read; meanwhile others are served."""
+def test_a_slow_reader_over_tls_gets_everything_and_delays_no_other_client(broker: TlsBroker) -> None:
+    """A client requests ten responses of 10 MB at once and does not read them; other clients are served meanwhile."""
     with Client(broker.url) as client, Producer("slow", url=broker.url) as producer:
         producer.send(LARGE).result(PATIENCE_S)
         raw = socket.socket()
@@ -294,7 +294,7 @@ def test_a_consumer_that_does_not_read_for_a_while_gets_all_of_it(broker: TlsBro
         channel.queue_delete("deaf")
 
 
-def test_who_does_not_speak_tls_is_refused_everywhere(broker: TlsBroker) -> None:
+def test_a_client_without_tls_is_refused_by_every_listener(broker: TlsBroker) -> None:
     before = {listener: broker.failures(listener) for listener in LISTENERS}
     answer = httpx.get(broker.home.replace("https", "http"), timeout=PATIENCE_S)
     assert (answer.status_code, answer.json()["code"]) == (400, "not_tls")
@@ -307,7 +307,7 @@ def test_who_does_not_speak_tls_is_refused_everywhere(broker: TlsBroker) -> None
         admin.poll(0.1)  # librdkafka goes on trying
 
 
-def test_who_does_not_trust_the_broker_goes_away(broker: TlsBroker, tmp_path: Path) -> None:
+def test_a_client_that_does_not_trust_the_broker_disconnects(broker: TlsBroker, tmp_path: Path) -> None:
     other = Authority(tmp_path).cert
     with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
         httpx.get(broker.home, verify=ssl.create_default_context(cafile=other), timeout=PATIENCE_S)
@@ -331,7 +331,7 @@ async def _send(url: str) -> None:
 
 
 @pytest.mark.parametrize("broker", ["of both"], indirect=True)
-def test_without_a_certificate_of_its_own_a_client_is_refused(broker: TlsBroker) -> None:
+def test_a_client_without_a_certificate_is_refused(broker: TlsBroker) -> None:
     bare = ssl.create_default_context(cafile=broker.ca)
     with pytest.raises(OSError, match="ALERT_CERTIFICATE_REQUIRED"):
         urllib.request.urlopen(f"{broker.home}/health", context=bare, timeout=PATIENCE_S)
@@ -359,8 +359,8 @@ def test_a_listener_can_stay_plain(authority: Authority, tmp_path: Path) -> None
         assert broker.stop() == 0
 
 
-def test_a_stop_is_heard_over_tls_and_is_clean(authority: Authority, tmp_path: Path) -> None:
-    """With somebody at every listener, one of them in the middle of its handshake and one that does not read."""
+def test_a_stop_closes_tls_connections_cleanly(authority: Authority, tmp_path: Path) -> None:
+    """With a client at every listener, one of them in the middle of its handshake and one that does not read."""
     broker = TlsBroker(tmp_path, authority, None).start()
     connection = broker.pika()
     channel = connection.channel()
@@ -406,7 +406,7 @@ def test_a_start_with_files_that_do_not_do_is_one_sentence(authority: Authority,
     assert not (tmp_path / "data").exists(), "found before anything is made"
 
 
-def test_a_broker_that_is_killed_says_nothing_wrong_to_who_tries_again(authority: Authority, tmp_path: Path) -> None:
+def test_clients_reconnect_over_tls_after_a_kill(authority: Authority, tmp_path: Path) -> None:
     broker = TlsBroker(tmp_path, authority, None).start()
     with Producer("again", url=broker.url) as producer:
         producer.send(b"one").result(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""A disk that takes its time keeps only those waiting who asked for what is on it, at every listener."""
+"""A slow disk delays only the clients that read from it, at every listener."""
 
 import os
 import threading
@@ -61,7 +61,7 @@ def aside() -> Iterator[ThreadPoolExecutor]:
 
 
 def others_are_served(live: Live, disk: SlowDisk) -> None:
-    assert disk.asked.wait(SECONDS_MAX), "nobody asked the disk"
+    assert disk.asked.wait(SECONDS_MAX), "no disk read was requested"
     assert live.get("/health").status_code == 200
     live.publish("warm", {"value": "confirmed meanwhile"})
     assert live.values("warm")[-1] == "confirmed meanwhile"
@@ -82,7 +82,7 @@ def test_http_readers_wait_for_the_disk_alone(live: Live, disk: SlowDisk, aside:
     assert [message["value"] for message in waiting.result(SECONDS_MAX).json()["messages"]] == ["from disk"]
 
 
-def test_a_stream_looked_into_as_a_queue_waits_for_the_disk_alone(
+def test_browsing_a_stream_as_a_queue_waits_for_the_disk_alone(
     live: Live, disk: SlowDisk, aside: ThreadPoolExecutor
 ) -> None:
     live.publish("cold", {"value": "from disk"})
@@ -116,7 +116,7 @@ def test_a_kafka_fetch_waits_for_the_disk_alone(live: Live, disk: SlowDisk, asid
 
 
 @pytest.mark.parametrize("how", ["summary", "messages", "plan", "replay"])
-def test_whoever_looks_at_dead_letters_waits_for_the_disk_alone(
+def test_browsing_dead_letters_waits_for_the_disk_alone(
     live: Live, disk: SlowDisk, aside: ThreadPoolExecutor, how: str
 ) -> None:
     connection = patient_connection(port(live, "amqp"))
@@ -169,10 +169,10 @@ def test_an_amqp_queue_waits_for_the_disk_alone(
 
 
 @pytest.mark.parametrize("requeue", [False, True])
-def test_a_message_that_comes_back_is_read_from_the_disk_for_its_queue_alone(
+def test_only_the_queue_of_a_requeued_message_waits_for_its_disk_read(
     live: Live, disk: SlowDisk, requeue: bool
 ) -> None:
-    """As a dead letter, or for its size where bytes are bounded: nobody was served until it was read."""
+    """For dead-lettering, or for its size in a queue with max-length-bytes. All clients waited for the disk read."""
     connection = patient_connection(port(live, "amqp"))
     channel = connection.channel()
     channel.confirm_delivery()
@@ -196,7 +196,7 @@ def test_a_message_that_comes_back_is_read_from_the_disk_for_its_queue_alone(
 
 
 @pytest.mark.parametrize("offset", ["last", datetime.fromtimestamp(0, UTC)])
-def test_a_stream_is_read_from_the_disk_for_who_asks_where_to_begin_alone(
+def test_only_the_consumer_that_searches_its_start_offset_waits_for_the_disk(
     live: Live, disk: SlowDisk, aside: ThreadPoolExecutor, offset: object
 ) -> None:
     connection = patient_connection(port(live, "amqp"))

@@ -84,7 +84,7 @@ def test_only_answers_that_stay_on_this_machine_are_not_paced(host: str, is_syst
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="chosen for each socket on Linux only")
-def test_a_system_that_does_not_let_us_choose_is_listened_on_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_refuses_the_congestion_control_can_still_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     """An administrator can take reno off the list (net.ipv4.tcp_allowed_congestion_control), and not all call it so."""
     monkeypatch.setattr(socket, "TCP_CONGESTION", 9999)  # refused, as reno is there
     close(bind(Address("127.0.0.1", 0), flag="--http"))
@@ -102,7 +102,7 @@ def test_a_port_in_use_is_named_with_the_flag_that_changes_it(host: str) -> None
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7"])
-def test_an_address_of_somebody_else_is_refused(host: str) -> None:
+def test_an_address_of_another_machine_is_refused(host: str) -> None:
     with pytest.raises(CannotListen, match="--kafka"):
         bind(Address(host, 0), flag="--kafka")
 
@@ -117,7 +117,7 @@ class Heard(asyncio.Protocol):
         self._has_ended.set()
 
 
-async def test_a_listener_says_where_it_is_and_stops() -> None:
+async def test_a_listener_reports_its_address_and_stops() -> None:
     has_ended = asyncio.Event()
     opened = await listen(Address("localhost", 0), lambda: Heard(has_ended), flag="--http")
     assert all(address.endswith(f":{opened.port}") for address in opened.addresses)

@@ -75,13 +75,13 @@ def test_listeners_can_be_chosen(pair: Pair) -> None:
         config_of(pair, tls_listeners="http,smtp")
 
 
-def test_what_needs_a_certificate_says_so(authority: Authority) -> None:
+def test_tls_settings_without_a_certificate_are_refused(authority: Authority) -> None:
     for name, value in (("tls_key", "x.key"), ("tls_client_ca", authority.cert), ("tls_listeners", "http")):
         with pytest.raises(InvalidSetting, match=rf"{name} \(from the flag .*without tls_cert"):
             tls_of(load({name: value}))
 
 
-def test_a_path_in_the_settings_file_is_meant_from_there_and_off_is_off(tmp_path: Path) -> None:
+def test_a_path_in_the_settings_file_is_relative_to_it_and_off_disables_the_setting(tmp_path: Path) -> None:
     file = tmp_path / "headrace.toml"
     file.write_text('tls_cert = "own/broker.pem"\ntls_client_ca = "off"\ntls_listeners = ["http"]\n')
     config = load(file=file)
@@ -266,7 +266,7 @@ async def test_words_go_both_ways(opened: Open, authority: Authority) -> None:
 
 
 @on_both_loops
-async def test_a_listener_does_not_hear_of_a_handshake_that_takes_too_long(
+async def test_a_tls_handshake_that_times_out_never_reaches_the_listener(
     opened: Open, authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing at all, half a first message, and a whole one without what must follow."""
@@ -292,7 +292,9 @@ async def test_a_listener_does_not_hear_of_a_handshake_that_takes_too_long(
 
 
 @on_both_loops
-async def test_a_pause_of_ours_is_not_held_against_who_arrives(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pause_of_the_broker_does_not_time_out_a_handshake(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it has sent meanwhile lies in its socket: one look at the clock proves nothing."""
     monkeypatch.setattr(accept_module, "HANDSHAKE_TIMEOUT_S", 1.0)
     async with opened() as house:
@@ -306,7 +308,7 @@ async def test_a_pause_of_ours_is_not_held_against_who_arrives(opened: Open, mon
 
 
 @on_both_loops
-async def test_who_does_not_speak_tls_is_told_and_sent_away(
+async def test_a_client_without_tls_gets_an_explanation_and_is_closed(
     opened: Open, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "headrace.tls")
@@ -323,7 +325,7 @@ async def test_who_does_not_speak_tls_is_told_and_sent_away(
 
 
 @on_both_loops
-async def test_who_knocks_without_end_does_not_fill_the_log(
+async def test_repeated_failed_handshakes_do_not_flood_the_log(
     opened: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(accept_module, "LINES_MAX", 2)
@@ -366,7 +368,7 @@ async def test_noise_after_the_first_byte_of_tls_is_a_line_and_no_traceback(
 
 
 @on_both_loops
-async def test_somebody_who_only_looks_whether_we_listen_is_no_failure(
+async def test_a_port_probe_is_not_logged_as_a_failure(
     opened: Open, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "headrace.tls")
@@ -419,7 +421,7 @@ async def test_handshakes_count_against_the_limit_of_connections(
 
 
 @on_both_loops
-async def test_more_than_may_arrive_at_a_time_wait_for_their_turn(
+async def test_handshakes_beyond_the_limit_wait(
     opened: Open, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accept_module, "HANDSHAKES_MAX", 2)
@@ -437,10 +439,10 @@ async def test_more_than_may_arrive_at_a_time_wait_for_their_turn(
 
 
 @on_both_loops
-async def test_silence_from_one_address_keeps_nobody_out(
+async def test_silent_connections_from_one_address_do_not_lock_out_others(
     opened: Open, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither who comes from elsewhere, nor who comes from there and speaks: the first that came makes room."""
+    """Clients from other addresses and active ones from the same address connect; the oldest silent one is evicted."""
     source = ["203.0.113.7"]
     monkeypatch.setattr(accept_module, "HANDSHAKES_MAX", 4)
     monkeypatch.setattr(accept_module, "source_of", lambda host: source[0], raising=False)
@@ -451,7 +453,7 @@ async def test_silence_from_one_address_keeps_nobody_out(
             source[0] = "198.51.100.1"
             await speak(house, trusting(authority))
             assert await silent[0][0].read() == b""
-        await until(lambda: len(house.acceptor._handshakes) == 2)  # of the three, one made room for who spoke
+        await until(lambda: len(house.acceptor._handshakes) == 2)  # one of the three was evicted for the active client
         assert house.stats.events == {"connections_refused": 8}
         for _, writer in silent:
             writer.close()
@@ -477,7 +479,7 @@ async def test_no_files_left_is_a_rest_and_no_end(
 
 
 @on_both_loops
-async def test_closing_sends_away_who_has_not_arrived(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
+async def test_closing_ends_pending_handshakes(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
     async with opened() as house:
         reader, writer = await plain(house)
         await until(lambda: len(house.acceptor._handshakes) == 1)
@@ -501,7 +503,7 @@ async def test_clients_need_a_certificate_of_the_ca_that_is_named(
             context = trusting(authority)
             if shown is not None:
                 context.load_cert_chain(*shown)
-            with pytest.raises(ssl.SSLError, match=alert):  # it is told why, and not only cut off
+            with pytest.raises(ssl.SSLError, match=alert):  # with a reason, not only a closed connection
                 await speak(house, context)
         await until(lambda: house.stats.events == {"tls_failures": 2})
         context = trusting(authority)
@@ -514,7 +516,7 @@ async def test_clients_need_a_certificate_of_the_ca_that_is_named(
 
 
 @on_both_loops
-async def test_a_renewed_certificate_is_shown_to_who_comes_next(
+async def test_a_renewed_certificate_is_used_for_new_connections(
     opened: Open,
     authority: Authority,
     tmp_path: Path,

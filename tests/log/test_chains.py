@@ -95,7 +95,7 @@ def test_a_failed_sync_ends_the_chain(runner: Runner, file: int) -> None:
         os.close(writer)
 
 
-def test_l6_a_sync_that_fails_in_another_thread_ends_the_chain(runner: Runner, file: int) -> None:
+def test_a_sync_that_fails_in_another_thread_ends_the_chain(runner: Runner, file: int) -> None:
     """A sync that succeeds after the failure may have written nothing. The slot written after it would vouch for the
     records, and the next start would take their absence for damage."""
     failure = SyncFailure()

@@ -228,7 +228,7 @@ class Told:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_is_written_between_passes_each_key_keeps_its_last_value(bench: Bench, seed: int) -> None:
+def test_each_key_keeps_its_last_value_despite_writes_between_passes(bench: Bench, seed: int) -> None:
     """With committed, aborted and open transactions, tombstones, and pins."""
     rng = random.Random(seed)
     bench.open(stream=StreamSettings(segment_size=500, tombstone_retention_ms=DAY_MS))

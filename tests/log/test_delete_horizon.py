@@ -96,7 +96,7 @@ def test_without_retention_the_second_compaction_drops_a_tombstone(bench: Bench)
     bench.shard.close()
 
 
-def test_tombstones_alone_are_no_reason_to_rewrite_a_log_again(bench: Bench) -> None:
+def test_tombstones_alone_do_not_cause_another_rewrite_of_a_log(bench: Bench) -> None:
     bench.open(stream=STREAM)
     append(bench, [(b"k", None, (), YEARS_AGO)])
     seal(bench)

@@ -107,7 +107,7 @@ def test_no_thread_waits_for_the_disk_while_it_holds_the_file_lock(tmp_path: Pat
 
 
 @pytest.mark.parametrize("sync_each_max", [1, 1000])
-def test_rounds_and_reads_go_on_while_a_checkpoint_waits_for_the_disk(tmp_path: Path, sync_each_max: int) -> None:
+def test_rounds_and_reads_continue_while_a_checkpoint_waits_for_the_disk(tmp_path: Path, sync_each_max: int) -> None:
     disk = Watched(sync_each_max)
     bench = Bench(tmp_path, disk)
     shard = bench.open(*LOGS, settings=FEW_FILES)
@@ -167,7 +167,7 @@ def test_a_failed_filesystem_sync_raises(tmp_path: Path) -> None:
         RealDisk().sync_filesystem(file)
 
 
-def test_l8_after_a_filesystems_sync_has_failed_nothing_is_confirmed(tmp_path: Path) -> None:
+def test_nothing_is_confirmed_after_a_failed_sync_of_the_file_system(tmp_path: Path) -> None:
     disk = Watched(sync_each_max=1)
     bench = Bench(tmp_path, disk)
     shard = bench.open(*LOGS, settings=FEW_FILES, stream=StreamSettings())

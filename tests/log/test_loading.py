@@ -386,7 +386,7 @@ def test_a_first_load_during_close_leaves_no_threads(monkeypatch: pytest.MonkeyP
     assert isinstance(error, LogClosed)
 
 
-def test_batches_of_the_kernel_are_whole(tmp_path: object) -> None:
+def test_the_compiled_pread_handles_short_reads_and_closed_files(tmp_path: object) -> None:
     """The compiled pread: bytes, a short read at the end of the file, an error for a closed descriptor."""
     disk = RealDisk()
     path = f"{tmp_path}/file"

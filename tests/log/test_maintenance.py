@@ -127,7 +127,7 @@ def test_a_segment_without_a_usable_first_timestamp_ages_from_the_start(bench: B
     shard.close()
 
 
-def test_l10_a_pin_holds_retention_back(bench: Bench) -> None:
+def test_a_pin_prevents_retention(bench: Bench) -> None:
     shard = bench.open(stream=StreamSettings(segment_size=1000, retention_bytes=0))
     fill(bench)
     shard.log(1).set_pin("job", 12)

@@ -125,7 +125,7 @@ def test_a_range_never_passes_the_requested_end(bench: Bench) -> None:
     assert len(lengths) > 10
 
 
-def test_there_is_no_range_where_no_reader_has_arrived(bench: Bench) -> None:
+def test_no_file_range_is_given_before_a_first_read(bench: Bench) -> None:
     log = filled(bench)
     assert log.file_range_now(log.start_offset, 100 * KB) is None
 
@@ -147,7 +147,7 @@ def test_a_wrong_index_gives_no_range(bench: Bench) -> None:
     assert whole(log) == expected
 
 
-def test_there_is_no_range_of_bytes_that_are_not_in_memory(bench: Bench) -> None:
+def test_no_file_range_is_given_for_bytes_outside_the_page_cache(bench: Bench) -> None:
     log = filled(bench)
     cut_one(log)
     path = log.tail.segments[0].path()
@@ -191,7 +191,7 @@ def test_a_range_that_left_memory_is_verified_again(bench: Bench, place: int) ->
         log.read(offset, len(found))
 
 
-def test_there_is_no_range_without_an_index(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_range_is_given_without_an_index(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sequential read needs no index: it does not wait for one to be rebuilt, or fail on a full disk."""
     log = filled(bench)
     segment = log.tail.segments[0]

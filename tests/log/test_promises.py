@@ -45,7 +45,7 @@ def test_async_records_are_synced_after_flush_bytes_whatever_the_interval(bench:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_time_finds_the_first_record_at_or_after_it_in_whatever_order_they_came(bench: Bench, seed: int) -> None:
+def test_a_search_by_time_finds_the_first_record_at_or_after_it_in_any_order(bench: Bench, seed: int) -> None:
     rng = random.Random(seed)
     shard = bench.open(stream=StreamSettings(segment_size=3000, index_interval=200))
     stamps: list[int] = []
@@ -110,7 +110,7 @@ def test_a_transaction_whose_marker_was_removed_is_not_taken_for_committed() -> 
         aborted_ranges([(begun, first)], 1)
 
 
-def test_the_rest_of_a_log_is_not_looked_through_for_transactions_that_have_ended() -> None:
+def test_ended_transactions_do_not_cause_a_scan_of_the_rest_of_the_log() -> None:
     """Behind a slice with a transaction may lie terabytes without one."""
     of_it: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0, "transactional": True}
     begun = codec.build([(None, b"x", (), 1)], **of_it)

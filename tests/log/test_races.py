@@ -31,7 +31,7 @@ class SyncedWhileWritten(RealDisk):
     path = ""
 
 
-def test_l1_a_write_during_a_checkpoints_sync_is_synced_by_the_next_checkpoint(tmp_path: Path) -> None:
+def test_a_write_during_the_sync_of_a_checkpoint_is_synced_by_the_next_checkpoint(tmp_path: Path) -> None:
     disk = SyncedWhileWritten()
     disk.files, disk.path = FileCache(disk, 8), f"{tmp_path}/segment"
     disk.files.write(disk.path, [b"confirmed"], 0, create=True)
@@ -68,7 +68,7 @@ class NoRoomForSeals(RealDisk):
         return super().open(path, create=create, exclusive=exclusive, readonly=readonly)
 
 
-def test_retention_on_a_full_disk_frees_what_it_can_and_the_rest_when_there_is_room(tmp_path: Path) -> None:
+def test_retention_on_a_full_disk_frees_what_it_can_and_the_rest_later(tmp_path: Path) -> None:
     disk = NoRoomForSeals()
     bench = Bench(tmp_path, disk)
     shard = bench.open(stream=StreamSettings(segment_size=1000, retention_ms=1000))
@@ -97,7 +97,7 @@ def segment(base: int, end: int, records: int, last_ms: int) -> Segment:
 
 
 @pytest.mark.parametrize(("age_ms_max", "start"), [(500, 20), (-1, 0)])
-def test_a_segment_without_records_does_not_keep_those_behind_it(age_ms_max: int, start: int) -> None:
+def test_a_segment_without_records_does_not_prevent_the_removal_of_later_ones(age_ms_max: int, start: int) -> None:
     rewritten_away, old, young = segment(0, 10, 0, -1), segment(10, 20, 10, 1000), segment(20, 30, 10, 2000)
     assert new_start([rewritten_away, old, young], RetentionLimits(age_ms_max, -1, None), 0, 30, 2100) == start
 
@@ -146,7 +146,7 @@ def kept(log: Log) -> list[tuple[bytes | None, bytes | None]]:
 COMPACTED = StreamSettings(segment_size=1000, cleanup_policy="compact")
 
 
-def test_what_an_aborted_transaction_wrote_does_not_replace_what_was_committed(bench: Bench) -> None:
+def test_aborted_records_do_not_replace_committed_ones(bench: Bench) -> None:
     bench.open(stream=COMPACTED)
     written(bench, 7, b"k", b"committed")
     ended(bench, 7, COMMIT)
@@ -156,7 +156,7 @@ def test_what_an_aborted_transaction_wrote_does_not_replace_what_was_committed(b
     bench.shard.close()
 
 
-def test_a_committed_transaction_replaces_what_came_before_it(bench: Bench) -> None:
+def test_committed_records_of_a_transaction_replace_earlier_ones(bench: Bench) -> None:
     bench.open(stream=COMPACTED)
     _append(bench, codec.build([(b"k", b"old", (), 1000)]))
     written(bench, 7, b"k", b"new")

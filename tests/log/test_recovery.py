@@ -33,7 +33,7 @@ def test_a_clean_stop_reads_no_data_at_the_next_start(bench: Bench) -> None:
     shard.close()
 
 
-def test_l1_a_killed_broker_finds_every_confirmed_record_again(bench: Bench) -> None:
+def test_every_confirmed_record_survives_a_kill(bench: Bench) -> None:
     bench.open(1, 2, stream=ROLLING)
     for i in range(30):
         bench.append(1 + i % 2, [b"%02d" % i * 50])
@@ -82,7 +82,7 @@ def test_a_torn_tail_is_cut_kept_aside_and_reported(bench: Bench) -> None:
     shard.close()
 
 
-def test_l6_damage_below_the_durable_end_is_reported_and_nothing_is_cut(
+def test_damage_below_the_durable_end_is_reported_and_nothing_is_truncated(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.open()
@@ -111,7 +111,7 @@ def test_l6_damage_below_the_durable_end_is_reported_and_nothing_is_cut(
     shard.close()
 
 
-def test_l6_a_log_that_lost_confirmed_records_serves_the_rest_and_takes_no_more(bench: Bench) -> None:
+def test_a_log_that_lost_confirmed_records_serves_the_rest_and_refuses_appends(bench: Bench) -> None:
     bench.open()
     for value in (b"one", b"two", b"three"):
         bench.append(1, [value])
@@ -129,7 +129,7 @@ def test_l6_a_log_that_lost_confirmed_records_serves_the_rest_and_takes_no_more(
     bench.shard.close()
 
 
-def test_l6_the_journal_proves_what_went_past_it_even_when_large_rounds_follow_each_other(bench: Bench) -> None:
+def test_damage_to_a_direct_append_is_detected_after_consecutive_large_rounds(bench: Bench) -> None:
     """Regression: the second round has no entry that could hold the end of the first, which was then lost."""
     bench.open(1, 2)
     for log_id in (1, 2, 1, 2):
@@ -144,7 +144,7 @@ def test_l6_the_journal_proves_what_went_past_it_even_when_large_rounds_follow_e
     bench.shard.close()
 
 
-def test_l6_an_end_that_a_stuck_round_journaled_is_not_journaled_again_after_a_truncation(tmp_path: Path) -> None:
+def test_an_end_journaled_by_a_stuck_round_is_not_journaled_again_after_a_truncation(tmp_path: Path) -> None:
     """After the truncation it would prove records that were dropped, and the log would seem damaged."""
 
     class Full(RealDisk):
@@ -202,7 +202,7 @@ def test_pending_ends_fit_one_entry_and_are_cleared_by_a_checkpoint(bench: Bench
     shard.close()
 
 
-def test_l9_deleting_every_index_and_the_slots_changes_no_answer(bench: Bench) -> None:
+def test_deleting_all_indexes_and_slots_changes_no_result(bench: Bench) -> None:
     bench.open(stream=ROLLING)
     for i in range(40):
         bench.append(1, [b"%02d" % i * 100])
@@ -264,7 +264,7 @@ def test_a_recycled_journal_resurrects_nothing(bench: Bench) -> None:
 
 @pytest.mark.parametrize("is_killed", [False, True])
 @pytest.mark.parametrize("count", [1, 3, 5])
-def test_sealed_segments_that_are_gone_are_damage_however_many(bench: Bench, count: int, is_killed: bool) -> None:
+def test_any_number_of_missing_sealed_segments_is_reported_as_damage(bench: Bench, count: int, is_killed: bool) -> None:
     """Regression: if all of them were missing, there was no gap, and the rest was taken for the whole log."""
     stream = StreamSettings(segment_size=1000)
     shard = bench.open(stream=stream)
@@ -284,7 +284,7 @@ def test_sealed_segments_that_are_gone_are_damage_however_many(bench: Bench, cou
     shard.close()
 
 
-def test_a_sealed_segment_before_an_empty_one_that_is_gone_is_damage(bench: Bench) -> None:
+def test_a_missing_sealed_segment_before_an_empty_one_is_reported_as_damage(bench: Bench) -> None:
     stream = StreamSettings(segment_size=1000)
     shard = bench.open(stream=stream)
     for number in range(30):

@@ -90,7 +90,7 @@ def test_remains_of_a_broken_checksum_are_not_part_of_the_document() -> None:
     assert document == {"identity": ["/", "b"], "n": 3}
 
 
-def test_a_document_is_taken_from_a_damaged_copy_when_a_person_says_so() -> None:
+def test_a_document_is_restored_from_a_damaged_copy_only_on_request() -> None:
     disk = both_damaged()
     damaged = disk.files()[B]
     repair.decide(ROOT, from_copy=[B], disk=disk)

@@ -28,7 +28,7 @@ def test_one_sync_covers_a_round_whatever_the_number_of_logs(bench: Bench) -> No
     shard.close()
 
 
-def test_a_large_part_goes_straight_to_its_segment_with_one_sync(bench: Bench) -> None:
+def test_a_large_part_is_written_directly_to_its_segment_with_one_sync(bench: Bench) -> None:
     shard = bench.open()
     bench.append(1, [b"x" * 10_000])
     written, syncs = shard.journal.bytes_written, shard.counters.syncs
@@ -38,7 +38,7 @@ def test_a_large_part_goes_straight_to_its_segment_with_one_sync(bench: Bench) -
     shard.close()
 
 
-def test_a_round_of_one_log_goes_straight_to_its_segment_sooner(bench: Bench) -> None:
+def test_a_round_of_one_log_is_written_directly_at_a_lower_limit(bench: Bench) -> None:
     """It takes one sync either way; several logs take one only through the journal."""
     shard = bench.open(1, 2)
     for number in (1, 2):
@@ -71,7 +71,7 @@ def test_offsets_are_dense_in_the_order_of_arrival(bench: Bench) -> None:
     log = shard.log(1)
     tickets = [log.append(batch([b"a"] * n)) for n in (3, 1, 5)]
     assert [ticket.done for ticket in tickets] == [False] * 3
-    assert log.visible_end == 0, "nobody sees what is not durable"
+    assert log.visible_end == 0, "records that are not durable are not visible"
     shard.pump()
     assert [(ticket.base_offset, ticket.next_offset) for ticket in tickets] == [(0, 3), (3, 4), (4, 9)]
     shard.close()
@@ -110,7 +110,7 @@ def test_equal_bytes_for_many_logs_are_in_the_journal_once(bench: Bench) -> None
     again.close()
 
 
-def test_sync_immediate_is_a_round_of_its_own(bench: Bench) -> None:
+def test_sync_immediate_gets_its_own_round(bench: Bench) -> None:
     shard = bench.open(stream=StreamSettings(write_mode="sync-immediate"))
     for _ in range(5):
         shard.log(1).append(batch([b"x"]))
@@ -231,7 +231,7 @@ def test_the_next_journal_file_is_made_before_a_round_needs_it(tmp_path: Path) -
     shard.close()
 
 
-def test_making_a_journal_file_ahead_without_room_is_no_failure(tmp_path: Path) -> None:
+def test_preallocating_a_journal_file_on_a_full_disk_is_not_a_failure(tmp_path: Path) -> None:
     disk = NoRoomForJournals()
     bench = Bench(tmp_path, disk)
     shard = bench.open()
@@ -402,7 +402,7 @@ def test_units_of_a_deleted_log_are_subtracted_once_even_if_the_round_fails_at_o
     drained: list[bool] = []
     shard.on_drain(lambda: drained.append(True))
     shard.pump()
-    assert drained == [True], "nobody is held back for what is waited for no more"
+    assert drained == [True], "no caller waits for a cancelled request"
 
 
 @pytest.mark.parametrize("refused", [False, True])

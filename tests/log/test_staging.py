@@ -104,7 +104,7 @@ def test_a_round_takes_the_units_that_fit_and_at_least_one(log: Log) -> None:
     assert second.size == 120 and second.must_sync and not second.bypasses_journal
 
 
-def test_a_unit_that_rides_alone_gets_a_round_of_its_own(log: Log) -> None:
+def test_a_unit_that_rides_alone_gets_its_own_round(log: Log) -> None:
     before, alone, after = unit_of(log, 10), unit_of(log, 10, rides_alone=True), unit_of(log, 10)
     pending = deque([before, alone, after])
     rounds = [Round(), Round(), Round()]

@@ -289,7 +289,7 @@ def test_bytes_patched_after_the_write_are_sent_as_they_were_written(pair: Pair)
     assert pair.read("a") == b"first"
 
 
-def test_a_standby_that_is_too_slow_is_lost_and_costs_no_more_memory(tmp_path: Path) -> None:
+def test_a_standby_that_is_too_slow_is_dropped_and_its_memory_is_freed(tmp_path: Path) -> None:
     pair = Pair(tmp_path, queue_bytes_max=10_000)
     pair.send()
     for number in range(10, 30):
@@ -456,7 +456,7 @@ def test_unsynced_writes_wait_for_standbys_too(pair: Pair) -> None:
     pair.disk.close(file)
     told: list[bool] = []
     confirms.then(lambda: told.append(True))
-    assert not told, "nobody listens, and somebody is to"
+    assert not told, "confirms must wait for a standby, and none is attached"
 
 
 def test_a_forked_child_can_close_the_folder_lock_whatever_other_threads_held(tmp_path: Path) -> None:

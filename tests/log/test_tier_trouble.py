@@ -63,7 +63,7 @@ def test_the_progress_of_verify_counts_archived_batches_uncompressed(bench: Benc
     inspector.close()
 
 
-def test_a_parquet_file_that_is_gone_is_damage_and_nothing_is_deleted(bench: Bench) -> None:
+def test_a_missing_parquet_file_is_reported_as_damage_and_nothing_is_deleted(bench: Bench) -> None:
     shard = bench.open(stream=ROLLING)
     fill(bench)
     archive(shard)

@@ -29,7 +29,7 @@ def answers(log: Log) -> list[object]:
     return [log.offset_for_timestamp(at) for at in range(50, 750, 10)]
 
 
-def test_l6_a_flipped_bit_of_a_time_index_changes_no_answer(sealed: tuple[Log, Path]) -> None:
+def test_a_flipped_bit_in_a_time_index_changes_no_result(sealed: tuple[Log, Path]) -> None:
     log, index = sealed
     whole, expected = index.read_bytes(), answers(log)
     assert len(whole) >= 5 * 16
@@ -40,7 +40,7 @@ def test_l6_a_flipped_bit_of_a_time_index_changes_no_answer(sealed: tuple[Log, P
         assert answers(log) == expected, f"bit {bit}"
 
 
-def test_l6_the_time_index_of_another_segment_changes_no_answer(sealed: tuple[Log, Path]) -> None:
+def test_the_time_index_of_another_segment_changes_no_result(sealed: tuple[Log, Path]) -> None:
     log, index = sealed
     expected = answers(log)
     other = sorted(index.parent.glob("*.timeindex"))[1]

@@ -108,7 +108,7 @@ class Overtaken(RealDisk):
         return file
 
 
-def test_a_deleted_key_does_not_come_back_when_part_of_a_compaction_is_given_up(tmp_path: Path) -> None:
+def test_a_deleted_key_does_not_return_when_part_of_a_compaction_is_abandoned(tmp_path: Path) -> None:
     """A tombstone is dropped only if the value that it deletes is gone."""
     disk = Overtaken()
     bench = Bench(tmp_path, disk)
@@ -178,7 +178,7 @@ def test_a_full_disk_refuses_the_first_append_after_retention_emptied_a_log(tmp_
     shard.close()
 
 
-def test_refused_bytes_do_not_come_back_in_the_first_file_of_a_segment() -> None:
+def test_refused_bytes_do_not_reappear_in_the_first_file_of_a_segment() -> None:
     """They were written, as far as there was space, to a new file."""
     disk = new_disk()
     shard = reopen(disk, spec())
@@ -257,7 +257,7 @@ def test_a_compaction_gives_way_to_retention(tmp_path: Path) -> None:
     shard.close()
 
 
-def test_a_rewrite_cancelled_by_a_pin_does_not_come_back_after_a_crash() -> None:
+def test_a_rewrite_cancelled_by_a_pin_is_not_applied_after_a_crash() -> None:
     """Regression: it had its final name, and a start uses the newest generation: the pinned records were gone."""
     disk = new_disk()
     segmented = spec(segment_size=100)

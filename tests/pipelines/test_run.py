@@ -404,7 +404,7 @@ def test_a_failure_during_the_stop_does_not_hide_the_first_failure(
 
     def stop(query: StreamingQuery) -> None:
         real(query)
-        raise ConnectionRefusedError("nobody answers")
+        raise ConnectionRefusedError("no reply")
 
     def follow() -> None:
         raise PipelineFailed("no such luck")

@@ -129,7 +129,7 @@ def test_a_segment_compacted_by_the_broker_meanwhile_is_skipped(
         left = {item.segment.path() for item in upkeep.sealed(topic)}
         assert len(left) < len(sealed)
         old = [path for item in sealed if (path := item.segment.path()) not in left]
-        wait_until(lambda: not any(Path(path).exists() for path in old), "nobody holds a lease, and they stay")
+        wait_until(lambda: not any(Path(path).exists() for path in old), "files without a lease are not deleted")
 
     name = {"before the work": "_survivors", "during the work": "_worked", "before the swap": "_path"}[when]
     inner = getattr(upkeep, name)

@@ -58,7 +58,7 @@ class BrokerProcess:
         self.errors.extend(self.process.stderr)
 
     def connect(self, **options: Any) -> pika.BlockingConnection:
-        # Whoever connects does so while the broker is short of something: pika's own ten seconds are few.
+        # Clients connect while the broker is short of a resource, for which pika's default of ten seconds is too short.
         usual = {"socket_timeout": PATIENCE_S, "stack_timeout": PATIENCE_S}
         return pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", self.amqp, **{**usual, **options}))
 

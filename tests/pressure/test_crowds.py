@@ -18,7 +18,7 @@ from tests.pressure.raw import RawClient, method, publish
 from tests.pressure.running import MB, broker, eventually
 
 HALF_OPEN = 1000
-PAUSE_EVERY = 50  # to hear that the broker goes on: nobody waits for all of them at once
+PAUSE_EVERY = 50  # to see progress, instead of waiting for all of them at once
 
 
 @pytest.fixture

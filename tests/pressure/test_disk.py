@@ -36,7 +36,7 @@ def test_publishers_wait_while_the_disk_is_short_and_readers_do_not(small_disk: 
         eventually(lambda: publisher.sent > 10, "publishing")
         ballast = small_disk / "ballast"
         ballast.write_bytes(bytes(free_bytes(small_disk) - 30 * MB))
-        eventually(lambda: publisher.told, "pika is told")
+        eventually(lambda: publisher.told, "pika is blocked")
         assert publisher.told[0][0] == "blocked" and "disk" in publisher.told[0][1].method.reason
         status, headers, problem = running.post("other", b"not now")
         assert status == 503 and int(headers["retry-after"]) >= 1 and problem["code"] == "disk_full"
@@ -57,7 +57,7 @@ def test_publishers_wait_while_the_disk_is_short_and_readers_do_not(small_disk: 
         assert running.metric('headrace_publishers_paused{reason="disk"}') == 1
         before = publisher.sent
         ballast.unlink()
-        eventually(lambda: len(publisher.told) == 2, "pika is told again")
+        eventually(lambda: len(publisher.told) == 2, "pika is unblocked")
         assert publisher.told[1][0] == "unblocked"
         eventually(lambda: publisher.sent > before, "publishing goes on")
         publisher.stop()

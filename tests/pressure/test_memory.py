@@ -1,4 +1,4 @@
-"""Memory runs short in a real process: publishers stop, readers go on, nobody is killed."""
+"""Memory runs short in a real process: publishers are blocked, readers continue, no process is killed."""
 
 import contextlib
 import socket
@@ -96,7 +96,7 @@ def small(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 class Publisher:
-    """pika in a thread, publishing until told to stop, and what it was told meanwhile. Polite: waits while blocked."""
+    """pika in a thread that publishes until stopped and records blocked notices. If polite, it waits while blocked."""
 
     def __init__(self, running: BrokerProcess, queue: str) -> None:
         self.connection = running.connect()
@@ -127,7 +127,7 @@ class Publisher:
         assert not self._thread.is_alive()
 
 
-def test_pika_hears_that_it_is_blocked_and_unblocked_while_consumers_drain(small: BrokerProcess) -> None:
+def test_pika_gets_blocked_and_unblocked_while_consumers_drain(small: BrokerProcess) -> None:
     filler = RawClient(small.amqp)
     filler.declare("backlog")
     filler.send(publish("backlog", b"b" * 1000) * 5000)
@@ -137,13 +137,13 @@ def test_pika_hears_that_it_is_blocked_and_unblocked_while_consumers_drain(small
     crowd = PerSourceLimit(small)
     try:
         eventually(lambda: small.metric('headrace_publishers_paused{reason="memory"}') == 1, "the alarm")
-        eventually(lambda: publisher.told, "pika is told")
+        eventually(lambda: publisher.told, "pika is blocked")
         assert publisher.told[0][0] == "blocked"
         assert "memory" in publisher.told[0][1].method.reason
         assert small.get("/health")[0] == 503
         status, headers, problem = small.post("other", b"not now")
         assert status == 429 and int(headers["retry-after"]) >= 1 and "memory" in problem["detail"]
-        # Nobody who only reads is held. It has little on its way: whoever has much is closed when the alarm lasts.
+        # Connections that only consume are not blocked. With many unacked messages it would be closed later.
         with RawClient(small.amqp) as reader:
             reader.call(commands.Basic.Qos(prefetch_count=20), commands.Basic.QosOk)
             reader.send(method(1, commands.Basic.Consume(queue="backlog")))
@@ -154,7 +154,7 @@ def test_pika_hears_that_it_is_blocked_and_unblocked_while_consumers_drain(small
         assert small.get("/topics/backlog/messages?limit=10")[0] == 200
     finally:
         crowd.stop()
-    eventually(lambda: len(publisher.told) == 2, "pika is told again")
+    eventually(lambda: len(publisher.told) == 2, "pika is unblocked")
     assert publisher.told[1][0] == "unblocked"
     before = publisher.sent
     eventually(lambda: publisher.sent > before + 10, "publishing goes on")
@@ -175,7 +175,7 @@ def test_clients_that_only_hold_memory_are_closed_when_it_stays_short(small: Bro
         assert small.metric('headrace_shed_bytes_total{holder="amqp_connections"}') > 0
         before = publisher.sent
         eventually(lambda: publisher.sent > before, "publishing goes on")
-        # They wanted to send 560 MB: who has begun a message is held, too, before it is whole.
+        # They want to send 560 MB: connections are blocked even in the middle of a message.
         assert small.peak_bytes < 220 * MB
     finally:
         hog.stop()
@@ -281,7 +281,7 @@ def test_a_kafka_client_that_asks_without_reading_costs_bounded_memory(tmp_path:
             seen.append(running.metric(held))
             return seen[-1] == seen[-2]
 
-        eventually(has_settled, "nobody gets more than they do not read")
+        eventually(has_settled, "no connection buffers more than its limit")
         assert filler.depth("deep") == 2000
         assert seen[-1] < 128 * MB
         assert running.peak_bytes - before < 256 * MB
@@ -337,11 +337,11 @@ def backlog_in_a_small_group(folder: Path, backlog_bytes: int) -> None:
         assert running.process.returncode == 0
 
 
-def test_a_backlog_larger_than_a_512_mb_group_and_stuck_consumers_are_no_reason_to_die(tmp_path: Path) -> None:
+def test_a_broker_with_512_mb_survives_a_larger_backlog_and_stuck_consumers(tmp_path: Path) -> None:
     backlog_in_a_small_group(tmp_path / "data", 1536 * MB)
 
 
-def test_transient_queues_larger_than_memory_spill_and_come_back_whole(tmp_path: Path) -> None:
+def test_transient_queues_larger_than_memory_spill_to_disk_and_lose_nothing(tmp_path: Path) -> None:
     spilled = tmp_path / "data" / "spill"
     with broker(tmp_path / "data", "--memory-limit", "160MB") as running, RawClient(running.amqp) as client:
         client.declare("passing", durable=False)

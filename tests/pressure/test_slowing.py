@@ -73,7 +73,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     running.stop()
 
 
-def test_kafka_producers_are_told_to_wait_before_they_are_paused(world: World) -> None:
+def test_kafka_producers_are_throttled_before_they_are_paused(world: World) -> None:
     waits: list[float] = []
     producer = Producer(
         {"bootstrap.servers": world.address("kafka"), "throttle_cb": lambda event: waits.append(event.throttle_time)}
@@ -114,7 +114,7 @@ def test_http_publishers_are_refused_before_their_body_is_read(world: World) -> 
         assert answer.status == 200
 
 
-def test_only_clients_that_know_the_word_are_told_that_they_are_blocked(world: World) -> None:
+def test_connection_blocked_is_sent_only_to_clients_that_support_it(world: World) -> None:
     """The other one would not know what to do with the method; it is held all the same."""
     silent = RawClient(world.port)
     silent.declare("q")
@@ -137,7 +137,7 @@ def test_only_clients_that_know_the_word_are_told_that_they_are_blocked(world: W
     silent.close()
 
 
-def test_who_only_consumes_is_not_held(world: World) -> None:
+def test_a_connection_that_only_consumes_is_not_blocked(world: World) -> None:
     publisher, consumer = world.channel(), world.channel()
     publisher.queue_declare("q")
     for number in range(10):
@@ -196,7 +196,7 @@ def test_a_client_is_not_hung_up_on_because_the_broker_stood_still(world: World)
     client.close()
 
 
-def test_a_publisher_that_hangs_up_while_paused_is_noticed(world: World) -> None:
+def test_the_disconnect_of_a_paused_publisher_is_noticed(world: World) -> None:
     """Its exclusive queue goes with it: it might be what fills the memory."""
     client = RawClient(world.port)
     client.declare("own", durable=False, exclusive=True)
@@ -210,7 +210,7 @@ def test_a_publisher_that_hangs_up_while_paused_is_noticed(world: World) -> None
     assert world.pressure.verdict.paused_by == "memory"
 
 
-def test_a_publisher_that_comes_during_an_alarm_is_told_at_its_first_message(world: World) -> None:
+def test_a_publisher_that_connects_during_an_alarm_gets_blocked_at_its_first_message(world: World) -> None:
     world.use(0.95)
     connection = world.connect()
     told = threading.Event()
@@ -239,7 +239,7 @@ def test_more_connections_than_files_are_refused_at_every_listener_together(tmp_
         running.stop()
 
 
-async def test_the_file_limit_leaves_room_for_the_log(tmp_path: Path) -> None:
+async def test_the_connection_limit_leaves_file_descriptors_for_the_log(tmp_path: Path) -> None:
     broker = await Broker.open(Config(data_dir=str(tmp_path)))
     files = broker.disk.open_files_max()
     assert broker.pressure.connections_max <= files - files // 4 - 100 or files < 400
@@ -247,7 +247,7 @@ async def test_the_file_limit_leaves_room_for_the_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("files", [1024, 65536])
-async def test_the_file_limit_leaves_room_for_answers_on_their_way(
+async def test_the_connection_limit_leaves_file_descriptors_for_pending_replies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int
 ) -> None:
     """Each may take two: one of its segment, and a copy of the socket of a client that does not read on."""

@@ -1,9 +1,9 @@
-"""The record layers of kafka-python and aiokafka, imported where their own warnings do not fail our tests."""
+"""The record layers of kafka-python and aiokafka, imported so that their own warnings do not fail the tests."""
 
 import warnings
 
 with warnings.catch_warnings():
-    # kafka-python reads its schemas in a way that Python 3.11 calls deprecated.
+    # kafka-python loads its schemas with a call that is deprecated since Python 3.11.
     warnings.simplefilter("ignore", DeprecationWarning)
     from kafka import codec as kafka_codec
     from kafka.partitioner.default import murmur2 as kafka_murmur2

@@ -1,6 +1,6 @@
-"""Everything that can be done with bytes that claim to be batches, and what must hold whatever they are.
+"""Runs every reader of the record kernels over arbitrary bytes and checks the invariants that hold for any input.
 
-Called by the tests on damage, by the random fuzzing and by the libFuzzer target.
+Used by the damage tests, by the random mutations and by the libFuzzer target.
 """
 
 from collections.abc import Callable
@@ -27,24 +27,24 @@ NUMBERS = (
     "offset", "timestamp", "batch_offset", "batch_last_offset", "batch_timestamp", "batch_max_timestamp", "attributes",
     "leader_epoch", "producer_id", "producer_epoch", "sequence",
 )  # fmt: skip
-REFUSALS = (CorruptBatch, BatchTooLarge, DecompressedTooLarge, UnknownCodec)
+EXPECTED_ERRORS = (CorruptBatch, BatchTooLarge, DecompressedTooLarge, UnknownCodec)
 
 
 def attempt(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """What call answers, or None when it refuses in one of the ways it may."""
+    """Return the result of call, or None if it raises one of the documented errors."""
     try:
         return call(*args, **options)
-    except REFUSALS:
+    except EXPECTED_ERRORS:
         return None
 
 
 def exercise(data: Buffer) -> str:
-    """Run every reader over data and check them against each other. Answers what became of it."""
+    """Run every reader over data, check that they agree, and return the outcome: accepted or how it was refused."""
     position, next_offset, count, _, reason = valid_until(data)
     assert 0 <= position <= len(data)
     assert (reason is None) == (position == len(data))
     infos = attempt(scan, data)
-    # A scan gives up on a bad batch and stops at a cut one; recovery also minds the order of offsets.
+    # scan raises on a bad batch and stops at a truncated one; valid_until also checks the order of offsets.
     assert infos is None or sum(info.size for info in infos) >= position
     assert 0 <= epochs_until(data, len(data), -1, 1 << 31)[0] <= len(data)
     good = scan(data, 0, position)
@@ -56,7 +56,7 @@ def exercise(data: Buffer) -> str:
         assert found is None or all(r.offset >= 0 for r in found)
     attempt(columns, data, decompressed_bytes_max=LIMIT)
     attempt(columns, data, decompressed_bytes_max=LIMIT, verify_crc=False, want=4)
-    as_columns(data)
+    check_as_columns(data)
     for info in good:
         attempt(LatestOffsets().learn, data, info, decompressed_bytes_max=LIMIT)
     attempt(trim, data, 0, None, 0, MAX_OFFSET)
@@ -64,14 +64,14 @@ def exercise(data: Buffer) -> str:
     shallow = attempt(validate, data, deep=False)
     accepted: list[BatchInfo] | None = attempt(validate, data, decompressed_bytes_max=LIMIT)
     if accepted is None:
-        return "refused" if shallow is None else "refused on a close look"
+        return "refused" if shallow is None else "refused by deep validation"
     assert shallow == accepted == infos
-    accepted_is_readable(data, accepted)
+    check_accepted_is_readable(data, accepted)
     return "accepted"
 
 
-def as_columns(data: Buffer) -> None:
-    """The bytes as columns of rows: batches come of it, or a refusal."""
+def check_as_columns(data: Buffer) -> None:
+    """Interpret the bytes as columns of rows: rendering them gives valid batches or raises InvalidInput."""
     count = len(data) // 8
     if not count:
         return
@@ -86,8 +86,8 @@ def as_columns(data: Buffer) -> None:
     assert sum(info.count for info in scan(rendered)) == count
 
 
-def accepted_is_readable(data: Buffer, infos: list[BatchInfo]) -> None:
-    """What was accepted from a client must never fail a reader, and all readers must agree on it."""
+def check_accepted_is_readable(data: Buffer, infos: list[BatchInfo]) -> None:
+    """A batch that was accepted from a client never fails in a reader, and all readers agree on its content."""
     total = sum(info.count for info in infos)
     found = records(data, control=True, verify_crc=True)
     assert len(found) == total

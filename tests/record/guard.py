@@ -1,4 +1,4 @@
-"""Bytes that end where a page ends: reading one byte past them ends the process, so that it is not missed."""
+"""Buffers that end at a page boundary before an unreadable page, so that reading past the end crashes the process."""
 
 import ctypes
 import mmap
@@ -9,7 +9,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class GuardedBytes:
-    """A buffer with an unreadable page behind it. Reused for input after input; use as a context manager."""
+    """A buffer followed by an unreadable page. Reusable for many inputs; use as a context manager."""
 
     def __init__(self, size_max: int) -> None:
         pages = -(-size_max // _PAGE)
@@ -24,7 +24,7 @@ class GuardedBytes:
             raise OSError(ctypes.get_errno(), "mprotect")
 
     def hold(self, data: bytes | bytearray) -> memoryview:
-        """The data, up against the guard."""
+        """Return a view of a copy of data that ends exactly at the guard page."""
         view = memoryview(self._map)[self._end - len(data) : self._end]
         view[:] = data
         return view

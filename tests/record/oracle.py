@@ -1,4 +1,4 @@
-"""RecordBatch v2 the slow way: struct, loops, somebody else's checksum; no line shared with the kernels."""
+"""A slow reference encoder of RecordBatch v2: struct, loops and the crc32c package. Shares no code with the kernels."""
 
 import struct
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class Message:
 
 @dataclass
 class Fields:
-    """What the header of a batch may say."""
+    """The header fields of a batch that a test can choose."""
 
     base_offset: int = 0
     leader_epoch: int = -1
@@ -26,7 +26,7 @@ class Fields:
     producer_id: int = -1
     producer_epoch: int = -1
     base_sequence: int = -1
-    deltas: list[int] = field(default_factory=list)  # offset deltas when they are not 0 to n-1
+    deltas: list[int] = field(default_factory=list)  # offset deltas, if they are not 0 to n-1
 
 
 def varint(value: int) -> bytes:
@@ -58,12 +58,11 @@ def payload(messages: list[Message], deltas: list[int] | None = None) -> bytes:
     )
 
 
-def batch(
-    messages: list[Message], fields: Fields | None = None, *, packed: bytes | None = None, **header: int
-) -> bytes:
-    """A batch of these messages. packed replaces the records; header overrides any field."""
+def batch(messages: list[Message], fields: Fields | None = None, *, body: bytes | None = None, **header: int) -> bytes:
+    """Encode a batch of these messages. body replaces the encoded records; header overrides any field."""
     fields = fields or Fields()
-    body = payload(messages, fields.deltas) if packed is None else packed
+    if body is None:
+        body = payload(messages, fields.deltas)
     deltas = fields.deltas or list(range(len(messages)))
     values = {
         "base_offset": fields.base_offset,
@@ -88,7 +87,7 @@ def batch(
 
 
 def sign(data: bytes | bytearray) -> bytes:
-    """The same bytes with a right checksum: for damage that must be caught by something else."""
+    """Return the same bytes with a correct checksum, for damage that another check must detect."""
     out = bytearray(data)
     out[17:21] = struct.pack(">I", crc32c.crc32c(out[21:]))
     return bytes(out)

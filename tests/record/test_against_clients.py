@@ -1,4 +1,4 @@
-"""kafka-python and aiokafka as judges: their bytes are ours, and each reads what the other wrote."""
+"""The codec against kafka-python and aiokafka: same bytes, and each reads what the other wrote."""
 
 import struct
 from collections.abc import Iterable
@@ -15,18 +15,20 @@ from tests.record.clients import BUILDERS, PARSERS, kafka_codec, kafka_murmur2
 from tests.record.oracle import Message
 from tests.record.test_build import tuples
 
-# kafka-python finds these two only with python-snappy and lz4 installed; aiokafka has all four.
-KAFKA_PYTHON_HAS = {0, 1, 4} | ({2} if kafka_codec.has_snappy() else set()) | ({3} if kafka_codec.has_lz4() else set())
+# kafka-python supports snappy and lz4 only if python-snappy and lz4 are installed; aiokafka has all four codecs.
+KAFKA_PYTHON_CODECS = (
+    {0, 1, 4} | ({2} if kafka_codec.has_snappy() else set()) | ({3} if kafka_codec.has_lz4() else set())
+)
 
 
-def able(name: str, codec: int) -> bool:
-    return name != "kafka-python" or codec in KAFKA_PYTHON_HAS
+def supports(name: str, codec: int) -> bool:
+    return name != "kafka-python" or codec in KAFKA_PYTHON_CODECS
 
 
-CASES = [(name, codec) for name in BUILDERS for codec in range(5) if able(name, codec)]
+CASES = [(name, codec) for name in BUILDERS for codec in range(5) if supports(name, codec)]
 
 
-def theirs(name: str, messages: Iterable[Message], codec: int, **producer: int) -> bytes:
+def built_by(name: str, messages: Iterable[Message], codec: int, **producer: int) -> bytes:
     fields: dict[str, int] = {
         "is_transactional": 0,
         "producer_id": -1,
@@ -38,7 +40,7 @@ def theirs(name: str, messages: Iterable[Message], codec: int, **producer: int) 
     for i, m in enumerate(messages):
         assert builder.append(i, m.timestamp, m.key, m.value, m.headers) is not None
     batch = bytearray(builder.build())
-    patch(batch, 0, 0, -1)  # kafka-python writes 0 as leader epoch; it is not under the checksum
+    patch(batch, 0, 0, -1)  # kafka-python writes 0 as leader epoch, which the checksum does not cover
     return bytes(batch)
 
 
@@ -48,45 +50,45 @@ def read_by(name: str, batch: bytes | bytearray) -> list[tuple[Any, ...]]:
     return [(r.offset, r.timestamp, r.key, r.value, [(k, v) for k, v in r.headers]) for r in parser]
 
 
-def flat(messages: list[Message]) -> list[tuple[Any, ...]]:
+def rows(messages: list[Message]) -> list[tuple[Any, ...]]:
     return [(i, m.timestamp, m.key, m.value, m.headers) for i, m in enumerate(messages)]
 
 
 @pytest.mark.parametrize("name", BUILDERS)
 @settings(max_examples=60)
 @given(messages=strategies.batches)
-def test_uncompressed_batches_agree_byte_for_byte(name: str, messages: list[Message]) -> None:
-    assert theirs(name, messages, 0) == build(tuples(messages))
+def test_uncompressed_batches_are_byte_identical_to_the_clients(name: str, messages: list[Message]) -> None:
+    assert built_by(name, messages, 0) == build(tuples(messages))
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_producer_fields_agree_byte_for_byte(name: str) -> None:
+def test_batches_with_producer_fields_are_byte_identical_to_the_clients(name: str) -> None:
     message = Message(b"k", b"v", [], 123)
-    batch = theirs(name, [message], 0, is_transactional=1, producer_id=77, producer_epoch=3, base_sequence=900)
+    batch = built_by(name, [message], 0, is_transactional=1, producer_id=77, producer_epoch=3, base_sequence=900)
     assert batch == build(tuples([message]), producer_id=77, producer_epoch=3, base_sequence=900, transactional=True)
 
 
 @pytest.mark.parametrize(("name", "codec"), CASES)
 @settings(max_examples=20)
 @given(messages=strategies.batches)
-def test_they_read_what_we_write(name: str, codec: int, messages: list[Message]) -> None:
-    assert read_by(name, build(tuples(messages), codec=codec)) == flat(messages)
+def test_clients_read_the_batches_that_build_writes(name: str, codec: int, messages: list[Message]) -> None:
+    assert read_by(name, build(tuples(messages), codec=codec)) == rows(messages)
 
 
 @pytest.mark.parametrize(("name", "codec"), CASES)
 @settings(max_examples=20)
 @given(messages=strategies.batches)
-def test_we_read_what_they_write(name: str, codec: int, messages: list[Message]) -> None:
-    batch = theirs(name, messages, codec)
+def test_records_reads_the_batches_that_clients_write(name: str, codec: int, messages: list[Message]) -> None:
+    batch = built_by(name, messages, codec)
     validate(batch)
-    assert [(r.offset, r.timestamp, r.key, r.value, list(r.headers)) for r in records(batch)] == flat(messages)
+    assert [(r.offset, r.timestamp, r.key, r.value, list(r.headers)) for r in records(batch)] == rows(messages)
 
 
 @pytest.mark.parametrize(("name", "codec"), [case for case in CASES if case[1]])
-def test_compressed_batches_hold_the_same_bytes(name: str, codec: int) -> None:
-    """Compressors differ in what they write; the records and the header after its CRC do not."""
+def test_compressed_batches_have_the_records_and_header_of_the_clients(name: str, codec: int) -> None:
+    """Compressors write different bytes. The decompressed records and the header after its CRC are the same."""
     messages = [Message(b"key-%d" % (i % 7), b"some value " * (i % 30), [("h", b"x")], 10**12 + i) for i in range(500)]
-    ours, other = build(tuples(messages), codec=codec), theirs(name, messages, codec)
+    ours, other = build(tuples(messages), codec=codec), built_by(name, messages, codec)
     for batch in (ours, other):
         assert scan(batch)[0].codec == codec, CODEC_NAMES[codec]
         assert decompress(codec, batch[HEADER_BYTES:], 2**24) == oracle.payload(messages)
@@ -94,7 +96,7 @@ def test_compressed_batches_hold_the_same_bytes(name: str, codec: int) -> None:
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_they_read_the_offsets_that_patch_assigns(name: str) -> None:
+def test_clients_read_the_offsets_that_patch_assigns(name: str) -> None:
     batch = build([(b"k", b"v", (), 5), (b"k", b"w", (), 6)])
     patch(batch, 0, 2**40, 12)
     assert [row[0] for row in read_by(name, batch)] == [2**40, 2**40 + 1]
@@ -104,7 +106,7 @@ def test_they_read_the_offsets_that_patch_assigns(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_they_see_a_control_batch_as_one(name: str) -> None:
+def test_clients_recognize_a_control_batch(name: str) -> None:
     marker = build(
         [(struct.pack(">hh", 0, 1), struct.pack(">hi", 0, 9), (), 5)],
         producer_id=4,
@@ -131,17 +133,17 @@ JAVA_VECTORS = {
 
 
 @pytest.mark.parametrize(("key", "expected"), JAVA_VECTORS.items())
-def test_murmur2_is_that_of_the_java_client(key: bytes, expected: int) -> None:
+def test_murmur2_matches_the_vectors_of_the_java_client(key: bytes, expected: int) -> None:
     assert murmur2(key) == expected
 
 
 @given(strategies.data)
-def test_keys_go_where_kafka_python_would_put_them(key: bytes | None) -> None:
+def test_partition_for_agrees_with_the_partitioner_of_kafka_python(key: bytes | None) -> None:
     key = key or b""
     assert murmur2(key) % 2**32 == kafka_murmur2(key) % 2**32
     for partitions in (1, 2, 3, 12, 1000):
         assert partition_for(key, partitions) == (kafka_murmur2(key) & 0x7FFFFFFF) % partitions
 
 
-def test_every_codec_has_a_judge() -> None:
+def test_every_codec_is_checked_against_a_client() -> None:
     assert {codec for _, codec in CASES} == set(CODECS.values())

@@ -1,4 +1,4 @@
-"""A batch that is built has the bytes that the slow oracle writes, and reads back as what went in."""
+"""Building batches: same bytes as the reference encoder, and reading them returns the input."""
 
 import struct
 
@@ -20,12 +20,12 @@ def tuples(
 
 
 @given(strategies.batches)
-def test_a_batch_has_the_bytes_of_the_oracle(messages: list[Message]) -> None:
+def test_a_batch_is_byte_identical_to_the_reference_encoder(messages: list[Message]) -> None:
     assert build(tuples(messages)) == oracle.batch(messages)
 
 
 @given(strategies.batches, strategies.codecs)
-def test_a_batch_reads_back_as_what_went_in(messages: list[Message], codec: int) -> None:
+def test_reading_a_batch_returns_the_records_it_was_built_from(messages: list[Message], codec: int) -> None:
     batch = build(tuples(messages), codec=codec)
     found = records(batch, verify_crc=True)
     assert [(r.key, r.value, list(r.headers), r.timestamp) for r in found] == tuples(messages)
@@ -39,7 +39,7 @@ def test_a_batch_reads_back_as_what_went_in(messages: list[Message], codec: int)
     st.booleans(),
     st.booleans(),
 )
-def test_producer_and_transaction_fields_are_carried(
+def test_producer_and_transaction_fields_are_written_and_read(
     producer_id: int, epoch: int, sequence: int, transactional: bool, control: bool
 ) -> None:
     writer = BatchWriter(7)
@@ -60,18 +60,18 @@ def test_producer_and_transaction_fields_are_carried(
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 8191, 8192, 8193, 1_048_575, 1_048_576])
-def test_lengths_around_each_width_of_a_varint_are_written_right(size: int) -> None:
+def test_lengths_around_each_width_of_a_varint_are_encoded_correctly(size: int) -> None:
     message = Message(b"k" * (size // 2), b"v" * size, [("h" * min(size, 70), b"x" * size)], 1)
     assert build(tuples([message])) == oracle.batch([message])
 
 
 @given(st.lists(st.integers(1 - 2**62, 2**62 - 1), min_size=1, max_size=5))
-def test_timestamps_may_go_back_and_be_negative(timestamps: list[int]) -> None:
+def test_timestamps_may_decrease_and_be_negative(timestamps: list[int]) -> None:
     messages = [Message(None, b"v", [], t if t != -1 else 0) for t in timestamps]
     assert build(tuples(messages)) == oracle.batch(messages)
 
 
-def test_records_without_a_timestamp_get_the_writers() -> None:
+def test_records_without_a_timestamp_get_the_timestamp_of_the_writer() -> None:
     writer = BatchWriter(1000)
     writer.append(None, b"a")
     writer.append(None, b"b", timestamp_ms=990)
@@ -109,7 +109,7 @@ def test_a_writer_grows_past_its_capacity_and_shrinks_again() -> None:
     assert [r.value for r in records(writer.finish())] == [b"small"]
 
 
-def test_the_append_that_would_pass_the_limit_is_refused_and_changes_nothing() -> None:
+def test_an_append_beyond_the_size_limit_is_refused_and_changes_nothing() -> None:
     writer = BatchWriter(0, bytes_max=HEADER_BYTES + 100)
     writer.append(None, b"x" * 50)
     before = writer.size
@@ -125,13 +125,13 @@ def test_the_append_that_would_pass_the_limit_is_refused_and_changes_nothing() -
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_anything_with_bytes_in_a_row_can_be_a_key_or_value(kind: type) -> None:
+def test_any_contiguous_buffer_can_be_a_key_or_value(kind: type) -> None:
     batch = build([(kind(b"key"), kind(b"value"), [("h", kind(b"x"))], 1)])
     assert batch == oracle.batch([Message(b"key", b"value", [("h", b"x")], 1)])
 
 
 @pytest.mark.parametrize("wrong", ["text", 7, memoryview(b"abcd")[::2]])
-def test_what_is_not_bytes_is_refused_and_the_batch_is_as_before(wrong: object) -> None:
+def test_a_key_or_value_of_another_type_is_refused_and_changes_nothing(wrong: object) -> None:
     writer = BatchWriter(0)
     for key, value in ((wrong, b"v"), (b"k", wrong)):
         with pytest.raises((TypeError, BufferError)):
@@ -145,7 +145,7 @@ def test_header_names_may_be_given_as_bytes() -> None:
     assert build([(None, None, [("é", None)], 1)]) == build([(None, None, [("é".encode(), None)], 1)])
 
 
-def test_headers_encoded_once_are_those_of_the_record() -> None:
+def test_encode_headers_writes_the_headers_as_in_a_record() -> None:
     pairs = [("a", b"1"), ("b", None)]
     encoded, count = encode_headers(pairs)
     whole = build([(None, None, pairs, 1)])
@@ -154,7 +154,7 @@ def test_headers_encoded_once_are_those_of_the_record() -> None:
 
 
 @pytest.mark.parametrize("codec", [1, 2, 3, 4])
-def test_a_codec_that_does_not_help_is_not_used(codec: int) -> None:
+def test_a_batch_that_compression_does_not_shrink_stays_uncompressed(codec: int) -> None:
     assert scan(build([(None, b"a", (), 1)], codec=codec))[0].codec == 0
     assert scan(build([(None, b"a" * 1000, (), 1)], codec=codec))[0].codec == codec, CODEC_NAMES[codec]
 
@@ -165,14 +165,14 @@ def test_an_unknown_codec_is_refused(codec: int) -> None:
         build([(None, b"a", (), 1)], codec=codec)
 
 
-def test_the_default_header_says_that_nobody_has_appended_it_yet() -> None:
+def test_a_new_batch_has_offset_zero_and_no_leader_epoch() -> None:
     batch = build([(None, b"a", (), 1)])
     assert struct.unpack_from(">qii", batch) == (0, len(batch) - 12, -1)
 
 
 @settings(max_examples=20)
 @given(st.lists(strategies.batches, min_size=1, max_size=5))
-def test_many_batches_in_a_row_are_found_again(groups: list[list[Message]]) -> None:
+def test_scan_finds_every_batch_in_a_sequence_of_batches(groups: list[list[Message]]) -> None:
     parts = [bytes(build(tuples(group))) for group in groups]
     infos = scan(b"".join(parts))
     assert [info.size for info in infos] == [len(part) for part in parts]

@@ -1,4 +1,4 @@
-"""Columns, read by pyarrow, hold the rows that `records` gives."""
+"""`columns`, read by pyarrow, against the rows that `records` returns."""
 
 from typing import Any
 
@@ -85,7 +85,7 @@ def log(groups: list[list[Message]], codecs: list[int]) -> tuple[bytes, int]:
 
 
 @given(st.lists(strategies.batches, max_size=4), st.lists(strategies.codecs, min_size=1, max_size=3), st.data())
-def test_columns_hold_the_rows_that_records_gives(
+def test_columns_hold_the_rows_that_records_returns(
     groups: list[list[Message]], codecs: list[int], chosen: st.DataObject
 ) -> None:
     data, end = log(groups, codecs)
@@ -100,7 +100,7 @@ def test_columns_hold_the_rows_that_records_gives(
 
 @settings(max_examples=30)
 @given(strategies.batches, st.integers(0, WANT_ALL))
-def test_only_the_columns_that_are_wanted_are_filled(messages: list[Message], want: int) -> None:
+def test_only_the_requested_columns_are_filled(messages: list[Message], want: int) -> None:
     batch = build(tuples(messages))
     found, whole = columns(batch, want=want), columns(batch)
     assert found.count == len(messages)
@@ -112,10 +112,12 @@ def test_only_the_columns_that_are_wanted_are_filled(messages: list[Message], wa
     assert found.headers == (whole.headers if want & WANT_HEADERS else None)
 
 
-def test_limits_stop_after_a_batch_and_the_next_call_goes_on() -> None:
+def test_limits_stop_after_a_whole_batch_and_the_next_call_continues_there() -> None:
     data, end = log([[Message(b"k", b"v" * 100, [], 5)] * 10] * 20, [0, 4])
-    for limits in ({"rows_max": 25}, {"bytes_max": 2500}):
-        position, rows, calls = 0, [], 0
+    options: list[dict[str, Any]] = [{"rows_max": 25}, {"bytes_max": 2500}]
+    for limits in options:
+        position, calls = 0, 0
+        rows: list[tuple[Any, ...]] = []
         while position < len(data):
             part = columns(data, position, **limits)
             assert part.count == (30 if position < len(data) * 0.8 else part.count)
@@ -127,12 +129,12 @@ def test_limits_stop_after_a_batch_and_the_next_call_goes_on() -> None:
         assert calls == 7
 
 
-def test_headers_count_as_bytes_even_when_they_are_empty() -> None:
+def test_empty_headers_count_toward_the_byte_limit() -> None:
     data, _ = log([[Message(None, None, [("", None)] * 1000, 5)]] * 5, [0])
     assert columns(data, bytes_max=10_000).count == 2
 
 
-def test_timestamps_come_in_microseconds_when_asked_and_stay_inside_64_bits() -> None:
+def test_timestamps_in_microseconds_are_clamped_to_64_bits() -> None:
     times = [5, 2**62, -(2**62), 0]
     batch = build([(None, None, (), t) for t in times])
     found = columns(batch, microseconds=True)
@@ -144,7 +146,7 @@ def test_timestamps_come_in_microseconds_when_asked_and_stay_inside_64_bits() ->
     ]
 
 
-def test_the_timestamp_type_is_told_for_each_row() -> None:
+def test_every_row_has_its_timestamp_type() -> None:
     create = oracle.batch([Message(None, b"a", [], 5)])
     append = oracle.batch([Message(None, b"b", [], 5)], Fields(base_offset=1, attributes=8), max_timestamp=77)
     found = columns(create + append)
@@ -152,7 +154,7 @@ def test_the_timestamp_type_is_told_for_each_row() -> None:
     assert ints(found.timestamps, 2, pa.int64()) == [5, 77]
 
 
-def test_control_batches_and_aborted_transactions_are_left_out() -> None:
+def test_control_batches_and_aborted_transactions_are_skipped() -> None:
     def batch(offset: int, value: bytes, producer: int, *, transactional: bool, control: bool = False) -> bytes:
         data = build([(None, value, (), 1)], producer_id=producer, transactional=transactional, control=control)
         patch(data, 0, offset, 0)
@@ -174,7 +176,7 @@ def test_control_batches_and_aborted_transactions_are_left_out() -> None:
     assert committed.next_offset == 5
 
 
-def test_buffers_outlive_what_they_were_made_of() -> None:
+def test_buffers_outlive_the_columns_object() -> None:
     found = columns(build([(b"k", b"v" * 50, (), 1)] * 100))
     assert found.values is not None
     array = binary(found.values, found.count)
@@ -182,7 +184,7 @@ def test_buffers_outlive_what_they_were_made_of() -> None:
     assert set(array.to_pylist()) == {b"v" * 50}
 
 
-def test_a_bad_batch_is_named_and_what_is_before_it_can_be_had() -> None:
+def test_the_error_gives_the_position_of_the_bad_batch_so_that_earlier_ones_can_be_read() -> None:
     data, _ = log([[Message(b"k", b"v", [], 5)] * 3] * 3, [0])
     size = len(data) // 3
     damaged = bytearray(data)

@@ -1,4 +1,4 @@
-"""Codecs: round trips, the framings that Kafka's clients use, and data that unfolds further than it may."""
+"""Codecs: round trips, the framings of Kafka's clients, and the limit on the decompressed size."""
 
 import gzip
 import json
@@ -32,149 +32,149 @@ from tests.record import oracle
 
 MB = 1 << 20
 NO_LIBRARY = "this system has no libzstd.so.1 (Debian: apt-get install libzstd1)"
-PACKED = [GZIP, SNAPPY, LZ4, ZSTD]
+COMPRESSING = [GZIP, SNAPPY, LZ4, ZSTD]
 TEXT = json.dumps([{"id": i, "name": f"name-{i % 17}", "ok": True} for i in range(5000)]).encode()
 
 
-@pytest.fixture(scope="module", autouse=True, params=["the system's zstd", "cramjam's zstd"])
+@pytest.fixture(scope="module", autouse=True, params=["system libzstd", "cramjam"])
 def zstd_decoder(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Everything here holds for both: which of them a broker has depends on its machine."""
-    is_ours = request.param == "cramjam's zstd"
-    if not libzstd.FOUND and not is_ours:
+    """Run every test with both decoders. Which one a broker uses depends on whether libzstd is installed."""
+    is_cramjam = request.param == "cramjam"
+    if not libzstd.FOUND and not is_cramjam:
         pytest.skip(NO_LIBRARY)
     with pytest.MonkeyPatch.context() as patch:
-        if is_ours:
+        if is_cramjam:
             guess = codecs._DECOMPRESS[ZSTD][1]
             patch.setitem(codecs._DECOMPRESS, ZSTD, (codecs._zstd_by_cramjam, guess))
         yield
 
 
-@given(data=st.binary(min_size=1, max_size=300), place=st.integers(0, 300), change=st.integers(0, 255))
-def test_zstd_data_with_a_damaged_byte_fill_their_room_at_most_and_say_the_same_again(
-    data: bytes, place: int, change: int
+@given(data=st.binary(min_size=1, max_size=300), index=st.integers(0, 300), change=st.integers(0, 255))
+def test_damaged_zstd_data_never_overruns_the_buffer_and_gives_the_same_result_again(
+    data: bytes, index: int, change: int
 ) -> None:
-    """What comes out of damage is any bytes, and not the same from two versions of the library: the batch has a
-    checksum for that. Nothing of what was in the room, or unfolded before, comes out."""
-    packed = bytearray(compress(ZSTD, data * 3))
-    packed[place % len(packed)] ^= change
-    unfold = codecs._DECOMPRESS[ZSTD][0]
+    """Damaged data may decompress to any bytes, and to different ones with another version of the library; the checksum
+    of the batch detects that. The result never contains old content of the buffer or of an earlier call."""
+    compressed = bytearray(compress(ZSTD, data * 3))
+    compressed[index % len(compressed)] ^= change
+    decompress_into = codecs._DECOMPRESS[ZSTD][0]
 
-    def said(filling: int) -> bytes | None:
-        room = bytearray([filling]) * (3 * len(data) + 8)
+    def decompressed(fill: int) -> bytes | None:
+        buffer = bytearray([fill]) * (3 * len(data) + 8)
         try:
-            size = unfold(bytes(packed), memoryview(room)[:-8])
+            size = decompress_into(bytes(compressed), memoryview(buffer)[:-8])
         except (CorruptBatch, codecs._RoomTooSmall):
             return None
-        assert room[-8:] == bytes([filling]) * 8
-        return bytes(room[:size])
+        assert buffer[-8:] == bytes([fill]) * 8
+        return bytes(buffer[:size])
 
-    first = said(0)
-    assert said(255) == first
+    first = decompressed(0)
+    assert decompressed(255) == first
     assert change or first == data * 3
 
 
-@pytest.mark.parametrize("kind", ["as they are", "one byte repeated"])
-def test_a_zstd_block_larger_than_blocks_may_be_is_refused_by_both(kind: str) -> None:
-    """The window is 1 KB, and so no block unfolds to more. The system's library takes it if it has all at once, and
-    consumers that read streams would not."""
-    size, is_repeated = 2000, kind == "one byte repeated"
-    header = (size << 3 | (1 if is_repeated else 0) << 1 | 1).to_bytes(3, "little")
-    packed = b"\x28\xb5\x2f\xfd" + bytes([0, 0]) + header + (b"x" if is_repeated else b"x" * size)
+@pytest.mark.parametrize("kind", ["raw", "run-length encoded"])
+def test_both_decoders_refuse_a_zstd_block_larger_than_the_window(kind: str) -> None:
+    """The window is 1 KB, so no block may decompress to more. libzstd accepts such a block in a one-shot call, but
+    consumers that decompress streams do not."""
+    size, is_run = 2000, kind == "run-length encoded"
+    header = (size << 3 | (1 if is_run else 0) << 1 | 1).to_bytes(3, "little")
+    compressed = b"\x28\xb5\x2f\xfd" + bytes([0, 0]) + header + (b"x" if is_run else b"x" * size)
     with pytest.raises(CorruptBatch):
-        decompress(ZSTD, packed, 1 << 20)
+        decompress(ZSTD, compressed, 1 << 20)
 
 
-def test_a_zstd_window_that_no_decoder_takes_unless_told_to_is_refused_by_both() -> None:
+def test_both_decoders_refuse_a_zstd_window_above_the_default_limit() -> None:
     window_log, last_block = 28, (1 << 3 | 1).to_bytes(3, "little") + b"x"
-    packed = b"\x28\xb5\x2f\xfd" + bytes([0, (window_log - 10) << 3]) + last_block
+    compressed = b"\x28\xb5\x2f\xfd" + bytes([0, (window_log - 10) << 3]) + last_block
     with pytest.raises(DecompressedTooLarge):
-        decompress(ZSTD, packed, 1 << 30)
+        decompress(ZSTD, compressed, 1 << 30)
 
 
 def behind_its_window(window_log: int) -> tuple[bytes, bytes]:
-    """Zstd data that says less of its window than it uses, and what it unfolds to for who has no need of one."""
+    """Zstd data that declares a smaller window than it uses, and its content for a decoder that needs no window."""
     seed = Random(1).randbytes(1_000_000)
     parameters = zstandard.ZstdCompressionParameters(
         window_log=21, hash_log=20, chain_log=20, strategy=zstandard.STRATEGY_BTOPT, write_content_size=False
     )
-    packed = bytearray(zstandard.ZstdCompressor(compression_params=parameters).compress(seed + seed[:5000]))
-    assert len(packed) < len(seed) + 1000, "it refers to the beginning"
-    packed[5] = (window_log - 10) << 3
-    return bytes(packed), seed + seed[:5000]
+    compressed = bytearray(zstandard.ZstdCompressor(compression_params=parameters).compress(seed + seed[:5000]))
+    assert len(compressed) < len(seed) + 1000, "the end must be a reference to the beginning"
+    compressed[5] = (window_log - 10) << 3
+    return bytes(compressed), seed + seed[:5000]
 
 
-def test_zstd_data_that_refer_behind_their_window_are_refused_by_both() -> None:
-    packed, data = behind_its_window(20)
-    assert decompress(ZSTD, packed, 4 * MB) == data
-    packed, _ = behind_its_window(17)
+def test_both_decoders_refuse_zstd_data_that_refers_behind_its_window() -> None:
+    compressed, data = behind_its_window(20)
+    assert decompress(ZSTD, compressed, 4 * MB) == data
+    compressed, _ = behind_its_window(17)
     with pytest.raises(CorruptBatch):
-        decompress(ZSTD, packed, 4 * MB)
+        decompress(ZSTD, compressed, 4 * MB)
 
 
 @pytest.mark.skipif(not libzstd.FOUND, reason=NO_LIBRARY)
-def test_zstd_data_of_which_a_decoder_of_streams_makes_other_bytes_are_refused() -> None:
-    """It had what it was given last where the data mean what was there before, and said nothing: a broker with the
-    library and a consumer read different records."""
-    packed, data = behind_its_window(19)
-    room = memoryview(bytearray(2 * MB))
-    size = codecs._zstd_by_cramjam(packed, room)
-    assert size == len(data) and room[:size] != data
+def test_zstd_data_that_a_streaming_decoder_would_misread_is_refused() -> None:
+    """A streaming decoder copied recent bytes where the data refers to older ones, without an error, so that a broker
+    with libzstd and a consumer would read different records."""
+    compressed, data = behind_its_window(19)
+    buffer = memoryview(bytearray(2 * MB))
+    size = codecs._zstd_by_cramjam(compressed, buffer)
+    assert size == len(data) and buffer[:size] != data
     with pytest.raises(CorruptBatch, match="behind its window"):
-        codecs._by_system_zstd(packed, room)
+        codecs._by_system_zstd(compressed, buffer)
 
 
-def test_a_zstd_block_that_unfolds_to_more_than_it_may_is_damage_and_not_too_much() -> None:
-    """It says 78 bytes in its header, and that it is all of them: no room would be enough."""
-    packed = bytes.fromhex("28b52ffd204e0d0100d04de7ca7d81d58d902fd612064643947944302d1e456cc9466f510100a6cf391a")
+def test_a_zstd_block_beyond_its_declared_size_is_corrupt_rather_than_too_large() -> None:
+    """The header declares 78 bytes in a single segment, so a larger buffer cannot help."""
+    compressed = bytes.fromhex("28b52ffd204e0d0100d04de7ca7d81d58d902fd612064643947944302d1e456cc9466f510100a6cf391a")
     with pytest.raises(CorruptBatch):
-        decompress(ZSTD, packed, 1 << 20)
+        decompress(ZSTD, compressed, 1 << 20)
 
 
 @pytest.mark.parametrize("codec", CODEC_NAMES)
 @given(data=st.binary(max_size=1000))
-def test_what_is_compressed_comes_back(codec: int, data: bytes) -> None:
+def test_decompressing_returns_the_compressed_data(codec: int, data: bytes) -> None:
     assert decompress(codec, compress(codec, data), len(data)) == data
 
 
-@pytest.mark.parametrize("codec", PACKED)
+@pytest.mark.parametrize("codec", COMPRESSING)
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_any_buffer_will_do(codec: int, kind: type) -> None:
-    packed = compress(codec, kind(TEXT))
-    assert len(packed) < len(TEXT) / 3
-    assert decompress(codec, kind(packed), len(TEXT)) == TEXT
+def test_every_buffer_type_can_be_compressed_and_decompressed(codec: int, kind: type) -> None:
+    compressed = compress(codec, kind(TEXT))
+    assert len(compressed) < len(TEXT) / 3
+    assert decompress(codec, kind(compressed), len(TEXT)) == TEXT
 
 
 @pytest.mark.parametrize("codec", CODEC_NAMES)
-def test_the_limit_is_exact(codec: int) -> None:
-    packed = compress(codec, TEXT)
-    assert decompress(codec, packed, len(TEXT)) == TEXT
+def test_the_decompressed_size_limit_is_exact(codec: int) -> None:
+    compressed = compress(codec, TEXT)
+    assert decompress(codec, compressed, len(TEXT)) == TEXT
     for limit in (len(TEXT) - 1, 1000, 1, 0):
         with pytest.raises(DecompressedTooLarge, match=CODEC_NAMES[codec]):
-            decompress(codec, packed, limit)
+            decompress(codec, compressed, limit)
 
 
-@pytest.mark.parametrize("codec", PACKED)
-def test_data_larger_than_every_guess_is_still_unfolded(codec: int) -> None:
-    """All zeros unfold hundreds of times: more than the first buffer holds, when the size is not declared."""
+@pytest.mark.parametrize("codec", COMPRESSING)
+def test_data_larger_than_the_first_buffer_is_decompressed(codec: int) -> None:
+    """Zeros expand several hundred times: more than the first buffer holds if the size is not declared."""
     data = bytes(3 * MB + 1)
     assert decompress(codec, compress(codec, data), 4 * MB) == data
 
 
-@pytest.mark.parametrize("codec", PACKED)
-def test_no_truncation_gives_a_part(codec: int) -> None:
-    """Nothing at all may unfold to nothing; what is cut anywhere else is refused."""
-    packed = compress(codec, b"hello hello hello hello " * 3)
-    for cut in range(len(packed)):
+@pytest.mark.parametrize("codec", COMPRESSING)
+def test_truncated_data_never_decompresses_to_a_part(codec: int) -> None:
+    """Empty input may decompress to nothing; a cut anywhere else is an error."""
+    compressed = compress(codec, b"hello hello hello hello " * 3)
+    for cut in range(len(compressed)):
         try:
-            found = decompress(codec, packed[:cut], 1000)
+            found = decompress(codec, compressed[:cut], 1000)
         except CorruptBatch:
             continue
         assert found == b""
         assert cut == (len(XERIAL_HEADER) if codec == SNAPPY else 0)
 
 
-@pytest.mark.parametrize("codec", PACKED)
-def test_what_is_not_of_the_codec_is_refused(codec: int) -> None:
+@pytest.mark.parametrize("codec", COMPRESSING)
+def test_data_that_is_not_in_the_format_of_the_codec_is_refused(codec: int) -> None:
     for junk in (b"\x00" * 40, b"\xff" * 40, b"plain text, nothing else" * 3):
         with pytest.raises(CorruptBatch):
             decompress(codec, junk, MB)
@@ -193,21 +193,21 @@ def xerial(*blocks: bytes, header: bytes = XERIAL_HEADER) -> bytes:
     return header + b"".join(struct.pack(">i", len(part)) + part for part in parts)
 
 
-def test_snappy_is_written_as_the_java_client_writes_it() -> None:
-    packed = compress(SNAPPY, TEXT)
-    assert packed.startswith(b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01")
+def test_snappy_is_framed_as_by_the_java_client() -> None:
+    compressed = compress(SNAPPY, TEXT)
+    assert compressed.startswith(b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01")
     pieces = [TEXT[i : i + XERIAL_BLOCK_BYTES] for i in range(0, len(TEXT), XERIAL_BLOCK_BYTES)]
-    assert packed == xerial(*pieces)
+    assert compressed == xerial(*pieces)
 
 
-def test_snappy_is_read_with_and_without_xerial_framing() -> None:
+def test_snappy_is_decompressed_with_and_without_xerial_framing() -> None:
     assert decompress(SNAPPY, bytes(cramjam.snappy.compress_raw(TEXT)), len(TEXT)) == TEXT
     assert decompress(SNAPPY, xerial(TEXT), len(TEXT)) == TEXT
     assert decompress(SNAPPY, xerial(b"a", b"", b"bc" * 50_000), MB) == b"a" + b"bc" * 50_000
     assert decompress(SNAPPY, xerial(), MB) == b""
 
 
-def test_a_vector_of_the_xerial_library_is_read() -> None:
+def test_a_vector_of_the_xerial_library_is_decompressed() -> None:
     """From kafka-python's tests, which took it from SnappyOutputStream."""
     vector = (
         b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01\x00\x00\x00\x18"
@@ -217,8 +217,8 @@ def test_a_vector_of_the_xerial_library_is_read() -> None:
     assert decompress(SNAPPY, vector, 1000) == b"SNAPPY" * 50 + b"XERIAL" * 50
 
 
-def test_xerial_versions_in_the_other_byte_order_are_read() -> None:
-    """As Redpanda has written them."""
+def test_a_xerial_header_with_little_endian_versions_is_accepted() -> None:
+    """Redpanda has written them in little-endian order."""
     header = XERIAL_HEADER[:8] + struct.pack("<ii", 1, 1)
     assert decompress(SNAPPY, xerial(TEXT, header=header), len(TEXT)) == TEXT
 
@@ -239,57 +239,57 @@ def test_xerial_versions_in_the_other_byte_order_are_read() -> None:
         b"",
     ],
 )
-def test_snappy_blocks_that_lie_about_their_size_are_refused(damaged: bytes) -> None:
+def test_snappy_blocks_with_a_wrong_size_are_refused(damaged: bytes) -> None:
     with pytest.raises(CorruptBatch):
         decompress(SNAPPY, damaged, 2**32)
 
 
-def test_snappy_in_more_blocks_than_anybody_writes_is_refused() -> None:
-    """16 MB of empty ones took 640 MB and 13 seconds to find out that there is nothing in them."""
+def test_snappy_data_with_too_many_blocks_is_refused() -> None:
+    """Decompressing 16 MB of empty blocks took 640 MB and 13 seconds."""
     block = struct.pack(">i", 1) + b"\x00"
     assert decompress(SNAPPY, XERIAL_HEADER + block * 1000, MB) == b""
     with pytest.raises(CorruptBatch, match="snappy blocks"):
         decompress(SNAPPY, XERIAL_HEADER + block * (XERIAL_BLOCKS_MAX + 1), MB)
 
 
-def test_gzip_of_more_members_than_anybody_writes_is_refused() -> None:
-    """16 MB of empty ones took five seconds."""
+def test_gzip_data_with_too_many_members_is_refused() -> None:
+    """Decompressing 16 MB of empty members took five seconds."""
     member = compress(GZIP, b"")
     assert decompress(GZIP, member * GZIP_MEMBERS_MAX, MB) == b""
     with pytest.raises(CorruptBatch, match="gzip members"):
         decompress(GZIP, member * (GZIP_MEMBERS_MAX + 1), MB)
 
 
-def test_lz4_blocks_do_not_lean_on_each_other() -> None:
+def test_lz4_blocks_are_independent() -> None:
     """Kafka's Java client refuses a frame whose blocks are linked."""
-    packed = compress(LZ4, TEXT)
-    assert packed[:4] == b"\x04\x22\x4d\x18"
-    assert packed[4] & 0x20, "the bit that says that blocks are independent"
-    assert not packed[4] & 0x04, "no checksum over the content, which Java does not write either"
+    compressed = compress(LZ4, TEXT)
+    assert compressed[:4] == b"\x04\x22\x4d\x18"
+    assert compressed[4] & 0x20, "the flag for independent blocks"
+    assert not compressed[4] & 0x04, "no content checksum, as in the Java client"
 
 
-def test_gzip_of_two_members_and_zstd_of_two_frames_are_read_whole() -> None:
+def test_all_gzip_members_and_zstd_frames_are_decompressed() -> None:
     assert decompress(GZIP, gzip.compress(b"a" * 9) + gzip.compress(b"b" * 9), 100) == b"a" * 9 + b"b" * 9
-    packer = zstandard.ZstdCompressor()
-    assert decompress(ZSTD, packer.compress(b"a" * 9) + packer.compress(b"b" * 9), 100) == b"a" * 9 + b"b" * 9
+    compressor = zstandard.ZstdCompressor()
+    assert decompress(ZSTD, compressor.compress(b"a" * 9) + compressor.compress(b"b" * 9), 100) == b"a" * 9 + b"b" * 9
 
 
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 257, 65_535, 65_536, 65_792, 100_000, 5 * MB])
 @pytest.mark.parametrize("declared", [True, False])
-def test_zstd_with_and_without_its_size_is_read(size: int, declared: bool) -> None:
-    packed = zstandard.ZstdCompressor(write_content_size=declared).compress(b"z" * size)
-    assert decompress(ZSTD, packed, size) == b"z" * size
+def test_zstd_is_decompressed_with_and_without_a_declared_size(size: int, declared: bool) -> None:
+    compressed = zstandard.ZstdCompressor(write_content_size=declared).compress(b"z" * size)
+    assert decompress(ZSTD, compressed, size) == b"z" * size
 
 
 def bomb(codec: int, size: int) -> bytes:
-    """A small batch that unfolds to size bytes; snappy cannot be small, so it is as small as it gets."""
-    packed = compress(codec, bytes(size))
+    """A small batch that decompresses to size bytes, or the smallest possible one with snappy."""
+    compressed = compress(codec, bytes(size))
     message = oracle.Message(None, b"", [], 1)
-    return oracle.batch([message], oracle.Fields(attributes=codec), packed=packed)
+    return oracle.batch([message], oracle.Fields(attributes=codec), body=compressed)
 
 
-@pytest.mark.parametrize("codec", PACKED)
-def test_a_bomb_is_refused_by_every_reader(codec: int) -> None:
+@pytest.mark.parametrize("codec", COMPRESSING)
+def test_every_reader_refuses_a_decompression_bomb(codec: int) -> None:
     batch = bomb(codec, 8 * MB)
     for call in (
         lambda: validate(batch, decompressed_bytes_max=MB),
@@ -308,13 +308,13 @@ from headrace.errors import DecompressedTooLarge, CorruptBatch
 from headrace.record.codec import build, validate
 from headrace.record.compression.codecs import decompress
 def peak_kb():
-    # Not ru_maxrss: a child inherits that of the process that started it.
+    # Not ru_maxrss: a child inherits the value of its parent.
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read()).group(1))
-packed = open(sys.argv[2], "rb").read()
+compressed = open(sys.argv[2], "rb").read()
 validate(build([(None, b"x" * 1000, (), 1)], codec=int(sys.argv[1])))     # warm up
 before = peak_kb()
 try:
-    decompress(int(sys.argv[1]), packed, 64 << 20)
+    decompress(int(sys.argv[1]), compressed, 64 << 20)
 except DecompressedTooLarge:
     print(peak_kb() - before)
 """
@@ -335,17 +335,17 @@ def lz4_blocks() -> bytes:
 
 
 def zstd_repeats() -> bytes:
-    """Blocks that repeat one byte, and a window of 128 MB, the largest that decoders take unasked."""
+    """Run-length blocks with a window of 128 MB, the largest that decoders accept by default."""
     block = struct.pack("<I", (128 * 1024) << 3 | 1 << 1)[:3] + b"\x00"
     return b"\x28\xb5\x2f\xfd\x00" + bytes([17 << 3]) + block * 8192 + b"\x01\x00\x00"
 
 
 def zstd_blocks(window_log: int) -> bytes:
-    """Compressed blocks, whose size nobody knows before they are unfolded."""
+    """Compressed blocks, whose size is unknown before decompression."""
     parameters = zstandard.ZstdCompressionParameters(window_log=window_log, write_content_size=False)
-    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     pattern = bytes(range(256)) * (MB // 256)
-    return b"".join(packer.compress(pattern) for _ in range(256)) + packer.flush()
+    return b"".join(compressor.compress(pattern) for _ in range(256)) + compressor.flush()
 
 
 def two_frames() -> bytes:
@@ -356,7 +356,7 @@ BOMBS: dict[str, tuple[int, Callable[[], bytes]]] = {
     "gzip": (GZIP, gzip_members),
     "snappy": (SNAPPY, snappy_blocks),
     "lz4": (LZ4, lz4_blocks),
-    "zstd that repeats a byte": (ZSTD, zstd_repeats),
+    "zstd with run-length blocks": (ZSTD, zstd_repeats),
     "zstd with a window of 2 MB": (ZSTD, lambda: zstd_blocks(21)),
     "zstd with a window of half the limit": (ZSTD, lambda: zstd_blocks(25)),
     "zstd with a window of the limit": (ZSTD, lambda: zstd_blocks(26)),
@@ -366,8 +366,8 @@ BOMBS: dict[str, tuple[int, Callable[[], bytes]]] = {
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", BOMBS)
-def test_memory_stays_under_twice_the_limit(name: str, tmp_path: Path) -> None:
-    """256 MB or more against a limit of 64 MB, in a process of its own so that the peak is that of the call."""
+def test_a_decompression_bomb_uses_less_than_twice_the_limit_of_memory(name: str, tmp_path: Path) -> None:
+    """At least 256 MB against a limit of 64 MB, in a separate process so that the peak is that of the call."""
     codec, make = BOMBS[name]
     path = tmp_path / "bomb"
     path.write_bytes(make())
@@ -385,16 +385,16 @@ def test_memory_stays_under_twice_the_limit(name: str, tmp_path: Path) -> None:
     st.booleans(),
     st.integers(10, 23),
 )
-def test_the_outline_of_zstd_data_holds_what_unfolds(
+def test_the_outline_of_zstd_data_bounds_the_decompressed_size(
     seed: bytes, repeats: int, level: int, declared: bool, checksum: bool, window_log: int
 ) -> None:
     data = seed * repeats
     parameters = zstandard.ZstdCompressionParameters(
         compression_level=level, window_log=window_log, write_content_size=declared, write_checksum=checksum
     )
-    packed = zstandard.ZstdCompressor(compression_params=parameters).compress(data)
+    compressed = zstandard.ZstdCompressor(compression_params=parameters).compress(data)
     skipped = struct.pack("<II", 0x184D2A57, 5) + b"hello"
-    for whole in (packed, skipped + packed + skipped):
+    for whole in (compressed, skipped + compressed + skipped):
         found = outline(whole)
         assert found is not None
         least, most, window, narrow = found
@@ -402,16 +402,16 @@ def test_the_outline_of_zstd_data_holds_what_unfolds(
         assert window >= min(len(data), 1 << window_log)
         assert narrow >= min(window, 1 << window_log)
         assert decompress(ZSTD, whole, max(len(data), 1)) == data
-    for cut in range(1, len(packed)):
-        assert outline(packed[:cut]) is None
+    for cut in range(1, len(compressed)):
+        assert outline(compressed[:cut]) is None
 
 
-@pytest.mark.parametrize("codec", PACKED)
-def test_a_count_larger_than_the_records_is_refused_before_room_is_made_for_it(codec: int) -> None:
+@pytest.mark.parametrize("codec", COMPRESSING)
+def test_a_record_count_beyond_the_data_is_refused_before_allocating(codec: int) -> None:
     batch = bytearray(build([(None, b"x" * 1000, (), 1)], codec=codec))
     batch[23:27] = struct.pack(">i", 2**31 - 2)
     batch[57:61] = struct.pack(">i", 2**31 - 1)
     signed = oracle.sign(batch)
     for call in (validate, records, columns):
         with pytest.raises(CorruptBatch, match=r"count|more records"):
-            call(signed)  # type: ignore[operator]
+            call(signed)

@@ -1,4 +1,4 @@
-"""A minute of libFuzzer with AddressSanitizer over the record kernels. HEADRACE_FUZZ_SECONDS changes the minute."""
+"""One minute of libFuzzer with AddressSanitizer over the record kernels. HEADRACE_FUZZ_SECONDS changes the duration."""
 
 import os
 import re
@@ -11,8 +11,8 @@ SECONDS = int(os.environ.get("HEADRACE_FUZZ_SECONDS", 60))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # of a machine that has other things to do, too: the kernels are compiled first
-def test_a_minute_of_coverage_guided_fuzzing_finds_nothing(tmp_path: Path) -> None:
+@pytest.mark.timeout(900)  # generous for a busy machine: the kernels are compiled first
+def test_coverage_guided_fuzzing_finds_no_crash(tmp_path: Path) -> None:
     try:
         done = fuzz(tmp_path / "fuzz", SECONDS)
     except MissingTool as missing:

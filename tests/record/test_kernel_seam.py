@@ -1,4 +1,4 @@
-"""What the wire kernels use: append_raw and append_parts, reached from Cython through codec.pxd."""
+"""append_raw and append_parts, which the wire kernels call from Cython through codec.pxd."""
 
 from types import ModuleType
 
@@ -16,7 +16,7 @@ def kernel() -> ModuleType:
     return load("append")
 
 
-def test_records_appended_from_c_are_those_appended_from_python(kernel: ModuleType) -> None:
+def test_appending_from_cython_gives_the_same_batch_as_from_python(kernel: ModuleType) -> None:
     writer = BatchWriter(1234)
     assert kernel.append_many(writer, b"key", b"value", 100) == APPENDED
     assert writer.finish() == build([(b"key", b"value", (), 1234)] * 100)
@@ -24,7 +24,9 @@ def test_records_appended_from_c_are_those_appended_from_python(kernel: ModuleTy
 
 @pytest.mark.parametrize("pieces", [[], [b""], [b"whole"], [b"a", b"", b"bc" * 5000, b"d"]])
 @pytest.mark.parametrize("key", [None, b"", b"routing.key"])
-def test_a_value_in_pieces_is_the_value_in_one(kernel: ModuleType, key: bytes | None, pieces: list[bytes]) -> None:
+def test_a_value_appended_in_pieces_equals_the_whole_value(
+    kernel: ModuleType, key: bytes | None, pieces: list[bytes]
+) -> None:
     pairs = [("amqp.properties", b"\x00\x00"), ("amqp.exchange", b"")]
     headers, count = encode_headers(pairs)
     writer = BatchWriter(0)
@@ -32,7 +34,7 @@ def test_a_value_in_pieces_is_the_value_in_one(kernel: ModuleType, key: bytes | 
     assert writer.finish() == build([(key, b"".join(pieces), pairs, 77)])
 
 
-def test_what_does_not_fit_is_refused_and_changes_nothing(kernel: ModuleType) -> None:
+def test_a_record_that_does_not_fit_is_refused_and_changes_nothing(kernel: ModuleType) -> None:
     writer = BatchWriter(0, bytes_max=HEADER_BYTES + 50)
     assert kernel.append_many(writer, b"k", b"v" * 100, 1) == TOO_LARGE
     assert kernel.append_pieces(writer, None, [b"v" * 30, b"v" * 30], b"", 0, 1) == TOO_LARGE
@@ -42,7 +44,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(kernel: ModuleType) ->
     assert len(writer.finish()) <= HEADER_BYTES + 50
 
 
-def test_a_timestamp_out_of_reach_is_refused(kernel: ModuleType) -> None:
+def test_a_timestamp_too_far_from_the_first_is_refused(kernel: ModuleType) -> None:
     writer = BatchWriter(0)
     assert kernel.append_pieces(writer, None, [b"v"], b"", 0, -(2**63)) == APPENDED
     assert kernel.append_pieces(writer, None, [b"v"], b"", 0, 2**62) == BAD_TIMESTAMP

@@ -1,4 +1,4 @@
-"""Which records key compaction keeps."""
+"""The records that key compaction keeps."""
 
 from array import array
 
@@ -13,10 +13,10 @@ from headrace.record.layout import CODECS
 from tests.record import oracle
 from tests.record.oracle import Fields, Message
 
-FOR_EVER = 1 << 62
+NO_END = 1 << 62
 
 
-def learnt(*batches: bytearray) -> LatestOffsets:
+def learned(*batches: bytearray) -> LatestOffsets:
     latest = LatestOffsets()
     for batch in batches:
         latest.learn(batch, scan(batch)[0])
@@ -24,7 +24,7 @@ def learnt(*batches: bytearray) -> LatestOffsets:
 
 
 def kept(
-    batch: bytearray, latest: LatestOffsets, *, start: int = 0, until: int = FOR_EVER, tombstones: bool = True
+    batch: bytearray, latest: LatestOffsets, *, start: int = 0, until: int = NO_END, tombstones: bool = True
 ) -> list[int]:
     return list(keep_latest(batch, scan(batch)[0], latest, start=start, until=until, tombstones=tombstones)[0])
 
@@ -34,46 +34,46 @@ def at(offset: int, batch: bytearray) -> bytearray:
     return batch
 
 
-def test_the_last_of_each_key_stays_and_all_that_have_none() -> None:
+def test_the_last_record_of_each_key_and_all_records_without_a_key_are_kept() -> None:
     batch = build([(b"a", b"1", (), 1), (None, b"2", (), 1), (b"a", b"3", (), 1), (b"", b"4", (), 1)])
-    assert kept(batch, learnt(batch)) == [1, 2, 3]
-    assert kept(batch, learnt(batch), until=2) == [1, 2, 3]
-    assert kept(batch, learnt(batch), until=0) == [0, 1, 2, 3]
+    assert kept(batch, learned(batch)) == [1, 2, 3]
+    assert kept(batch, learned(batch), until=2) == [1, 2, 3]
+    assert kept(batch, learned(batch), until=0) == [0, 1, 2, 3]
 
 
-def test_a_tombstone_goes_when_it_is_not_wanted_and_an_empty_value_or_one_without_a_key_never() -> None:
+def test_only_tombstones_with_a_key_are_removed_when_tombstones_are_not_kept() -> None:
     batch = build([(b"a", b"", (), 1), (b"b", None, (), 2), (None, None, (), 3)])
-    assert kept(batch, learnt(batch), tombstones=True) == [0, 1, 2]
-    assert kept(batch, learnt(batch), tombstones=False) == [0, 2]
-    assert kept(batch, learnt(batch), tombstones=False, until=1) == [0, 1, 2]
+    assert kept(batch, learned(batch), tombstones=True) == [0, 1, 2]
+    assert kept(batch, learned(batch), tombstones=False) == [0, 2]
+    assert kept(batch, learned(batch), tombstones=False, until=1) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
     ("second", "until", "expected"),
     [((b"b", None), 9, True), ((b"b", b""), 9, False), ((None, None), 9, False), ((b"b", None), 2, False)],
 )
-def test_it_says_whether_it_keeps_tombstones_that_compaction_has_passed(
+def test_keep_latest_reports_whether_a_compacted_tombstone_was_kept(
     second: tuple[bytes | None, bytes | None], until: int, expected: bool
 ) -> None:
     batch = build([(b"b", None, (), 1), (b"b", b"1", (), 1), (*second, (), 1)])
-    info, latest = scan(batch)[0], learnt(batch)
+    info, latest = scan(batch)[0], learned(batch)
     assert keep_latest(batch, info, latest, start=0, until=until, tombstones=True)[1] is expected
     assert keep_listed(batch, info, array("q", [2]), until=until, tombstones=True) == (array("q", [2]), expected)
     assert not keep_latest(batch, info, latest, start=0, until=9, tombstones=False)[1]
 
 
-def test_before_the_start_a_key_goes_only_if_it_was_seen_again() -> None:
-    """Behind it one that was not learnt is of a transaction that was given up."""
+def test_a_record_before_the_start_is_removed_only_if_its_key_was_learned_later() -> None:
+    """From the start offset on, a key that was not learned belongs to an aborted transaction."""
     first = build([(b"a", b"1", (), 1), (b"b", b"2", (), 1)])
     second = at(2, build([(b"b", b"3", (), 1), (b"c", b"4", (), 1)]))
-    assert kept(first, learnt(second), start=2) == [0]
-    assert kept(second, learnt(second), start=2) == [2, 3]
+    assert kept(first, learned(second), start=2) == [0]
+    assert kept(second, learned(second), start=2) == [2, 3]
     assert kept(second, LatestOffsets(), start=2) == []
 
 
-def test_what_another_has_seen_is_taken_over_if_it_was_made_for_that() -> None:
+def test_offsets_learned_apart_are_merged_only_with_their_origin() -> None:
     batch, later = build([(b"a", b"1", (), 1)]), at(7, build([(b"a", b"1", (), 1), (b"b", b"1", (), 1)]))
-    latest = learnt(batch)
+    latest = learned(batch)
     apart = latest.apart()
     apart.learn(later, scan(later)[0])
     assert len(latest) == 1 and len(apart) == 2
@@ -83,14 +83,14 @@ def test_what_another_has_seen_is_taken_over_if_it_was_made_for_that() -> None:
         latest.take(LatestOffsets())
 
 
-def test_keys_that_differ_in_one_bit_or_in_length_are_different_ones() -> None:
-    """Also where a hash goes by words of eight bytes."""
+def test_keys_that_differ_in_one_bit_or_in_length_are_distinct() -> None:
+    """The hash reads words of eight bytes, so lengths around multiples of eight are covered."""
     different = {bytes(size) for size in range(40)}
     for size in range(1, 40):
         for bit in range(8 * size):
             different.add((1 << bit).to_bytes(size, "little"))
     batch = build([(key, b"", (), 1) for key in sorted(different)])
-    assert len(learnt(batch)) == len(different) > 6000
+    assert len(learned(batch)) == len(different) > 6000
 
 
 keys = st.one_of(st.none(), st.binary(max_size=2), st.binary(min_size=30, max_size=40))
@@ -101,7 +101,7 @@ batches = st.lists(
 
 
 @given(batches, st.integers(0, 30), st.booleans())
-def test_it_keeps_what_a_dictionary_would(
+def test_compaction_keeps_the_same_records_as_a_dictionary(
     content: list[tuple[list[tuple[bytes | None, bool, int]], str]], until: int, tombstones: bool
 ) -> None:
     made, last, wanted, offset = [], {}, [], 0
@@ -118,7 +118,7 @@ def test_it_keeps_what_a_dictionary_would(
             if key is None or offset >= until or (last[key] == offset and is_wanted):
                 wanted.append(offset)
             offset += 1
-    latest = learnt(*made)
+    latest = learned(*made)
     assert [o for batch in made for o in kept(batch, latest, until=until, tombstones=tombstones)] == wanted
     listed = array("q", sorted(set(last.values())))
     found = [keep_listed(batch, scan(batch)[0], listed, until=until, tombstones=tombstones)[0] for batch in made]
@@ -126,9 +126,9 @@ def test_it_keeps_what_a_dictionary_would(
 
 
 @pytest.mark.parametrize("records", [b"\x02\0\0\0\0\0\0", b"\x10\0\0\x08\x02k\x02v\0"])
-def test_records_that_do_not_fit_are_reported(records: bytes) -> None:
-    """One ends too early, one lies outside the offsets of its batch."""
-    broken = oracle.batch([Message(b"k", b"v", [], 1)], Fields(), packed=records)
+def test_malformed_records_are_reported(records: bytes) -> None:
+    """One record is truncated, the other has an offset outside of its batch."""
+    broken = oracle.batch([Message(b"k", b"v", [], 1)], Fields(), body=records)
     info = scan(broken)[0]
     with pytest.raises(CorruptBatch):
         LatestOffsets().learn(broken, info)

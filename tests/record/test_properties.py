@@ -1,4 +1,4 @@
-"""AMQP properties and field tables, with pamqp as the judge, and what no client should be able to do with them."""
+"""The codec of AMQP properties and field tables against pamqp, and its limits on malicious input."""
 
 import datetime
 import random
@@ -17,6 +17,7 @@ from headrace.record.amqp.properties import (
     OBJECTS_MAX,
     PROPERTIES,
     Timestamp,
+    Value,
     decode_properties,
     decode_table,
     edit,
@@ -28,7 +29,7 @@ from headrace.record.amqp.properties import (
 SECONDS = 1_700_000_000
 MOMENT = datetime.datetime.fromtimestamp(SECONDS, tz=datetime.UTC)
 
-ALL = {
+ALL: dict[str, Value] = {
     "content_type": "text/plain",
     "content_encoding": "utf-8",
     "headers": {"a": 1, "b": {"c": [True, None, "x"]}},
@@ -46,8 +47,8 @@ ALL = {
 }
 
 
-def theirs(properties: dict[str, Any]) -> bytes:
-    """pamqp's bytes for these properties."""
+def encoded_by_pamqp(properties: dict[str, Any]) -> bytes:
+    """Encode these properties with pamqp."""
     named = {("message_type" if name == "type" else name): value for name, value in properties.items()}
     if "timestamp" in named:
         named["timestamp"] = datetime.datetime.fromtimestamp(named["timestamp"], tz=datetime.UTC)
@@ -57,34 +58,36 @@ def theirs(properties: dict[str, Any]) -> bytes:
     return basic.marshal()
 
 
-def read_by_pamqp(raw: bytes) -> dict[str, Any]:
+def decoded_by_pamqp(raw: bytes) -> dict[str, Any]:
     basic = commands.Basic.Properties()
     basic.unmarshal(struct.unpack_from(">H", raw)[0], raw[2:])
-    found = {("type" if name == "message_type" else name): value for name, value in basic if value is not None}
+    found: dict[str, Any] = {
+        ("type" if name == "message_type" else name): value for name, value in basic if value is not None
+    }
     if "timestamp" in found:
         found["timestamp"] = int(found["timestamp"].timestamp())
     return found
 
 
-def test_all_fourteen_properties_are_read_and_written_as_pamqp_does() -> None:
+def test_all_fourteen_properties_are_encoded_and_decoded_as_by_pamqp() -> None:
     assert len(PROPERTIES) == len(ALL) == 14
-    assert decode_properties(theirs(ALL)) == ALL
-    assert read_by_pamqp(encode_properties(ALL)) == ALL
+    assert decode_properties(encoded_by_pamqp(ALL)) == ALL
+    assert decoded_by_pamqp(encode_properties(ALL)) == ALL
     without_headers = {name: value for name, value in ALL.items() if name != "headers"}
-    assert encode_properties(without_headers) == theirs(without_headers)
+    assert encode_properties(without_headers) == encoded_by_pamqp(without_headers)
 
 
 @given(st.sets(st.sampled_from([name for name in PROPERTIES if name != "headers"])))
-def test_any_choice_of_properties_agrees_with_pamqp(names: set[str]) -> None:
-    chosen = {name: ALL[name] for name in PROPERTIES if name in names}
+def test_every_subset_of_properties_agrees_with_pamqp(names: set[str]) -> None:
+    chosen: dict[str, Value] = {name: ALL[name] for name in PROPERTIES if name in names}
     raw = encode_properties(chosen)
-    assert raw == theirs(chosen)
+    assert raw == encoded_by_pamqp(chosen)
     assert decode_properties(raw) == chosen
     for name in PROPERTIES:
         assert property_of(raw, name) == chosen.get(name)
 
 
-# Every type that RabbitMQ writes, as bytes, and what it means.
+# Every field type that RabbitMQ writes: the encoded field and its value.
 FIELDS: list[tuple[bytes, Any]] = [
     (b"t\x00", False),
     (b"t\x01", True),
@@ -118,7 +121,7 @@ def table(*fields: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("raw", "value"), FIELDS)
-def test_every_field_type_of_rabbitmq_is_read(raw: bytes, value: Any) -> None:
+def test_every_field_type_of_rabbitmq_is_decoded(raw: bytes, value: Any) -> None:
     found = decode_table(table(raw))["A"]
     assert found == value
     assert type(found) is type(value)
@@ -129,12 +132,12 @@ def test_every_field_type_of_rabbitmq_is_read(raw: bytes, value: Any) -> None:
     assert found == expected
 
 
-def test_all_field_types_live_in_one_table() -> None:
+def test_one_table_can_hold_all_field_types() -> None:
     raw = table(*(field for field, _ in FIELDS))
     assert list(decode_table(raw).values()) == [value for _, value in FIELDS]
 
 
-def test_a_negative_decimal_is_read_as_clients_write_it() -> None:
+def test_a_negative_decimal_is_encoded_as_clients_do() -> None:
     raw = encode.field_table({"d": Decimal("-1.5")})
     assert decode_table(raw) == {"d": Decimal("-1.5")}
     assert encode_table({"d": Decimal("-1.5")}) == raw
@@ -156,12 +159,12 @@ tables = st.dictionaries(st.text(max_size=20), plain, max_size=6)
 
 
 @given(tables)
-def test_tables_come_back_as_they_went_in(fields: dict[str, Any]) -> None:
+def test_decoding_an_encoded_table_returns_the_table(fields: dict[str, Any]) -> None:
     assert decode_table(encode_table(fields)) == fields
 
 
 def as_pamqp(value: Any) -> Any:
-    """The same value in the types that pamqp gives back."""
+    """Convert value to the types that pamqp returns."""
     match value:
         case Timestamp():
             return datetime.datetime.fromtimestamp(value, tz=datetime.UTC)
@@ -175,7 +178,7 @@ def as_pamqp(value: Any) -> Any:
 
 
 def non_negative(value: Any) -> Any:
-    """pamqp writes decimals with a sign and reads them without."""
+    """Make decimals positive, because pamqp writes them signed but reads them unsigned."""
     match value:
         case Decimal():
             return abs(value)
@@ -187,27 +190,27 @@ def non_negative(value: Any) -> Any:
 
 
 @given(tables.map(non_negative))
-def test_pamqp_reads_the_tables_that_we_write_and_we_read_its(fields: dict[str, Any]) -> None:
+def test_tables_are_interchangeable_with_pamqp(fields: dict[str, Any]) -> None:
     assert decode.field_table(encode_table(fields))[1] == as_pamqp(fields)
     assert decode_table(encode.field_table(as_pamqp(fields))) == fields
 
 
-def test_integers_and_floats_are_written_in_types_that_every_client_reads() -> None:
+def test_integers_and_floats_use_types_that_every_client_supports() -> None:
     assert encode_table({"n": 5})[4:] == b"\x01nI\x00\x00\x00\x05"
     assert encode_table({"n": 2**31})[4:] == b"\x01nl" + struct.pack(">q", 2**31)
     assert encode_table({"n": 0.5})[4:] == b"\x01nd" + struct.pack(">d", 0.5)
 
 
-def test_text_that_is_no_utf8_is_written_as_the_bytes_it_was() -> None:
-    """Routing keys are bytes: one in Latin-1 must be able to stand in an x-death header."""
+def test_text_that_is_not_utf8_is_encoded_as_its_original_bytes() -> None:
+    """Routing keys are bytes, so an x-death header may have to hold one in Latin-1."""
     raw = encode_table({"keys": ["caf\udce9"]})
     assert b"S\x00\x00\x00\x04caf\xe9" in raw
     assert decode_table(raw) == {"keys": [b"caf\xe9"]}
     assert encode_table({"caf\udce9": None})[4:] == b"\x04caf\xe9V"
 
 
-def test_editing_leaves_the_bytes_of_everything_else_alone() -> None:
-    """A short integer stays short, an unsigned one unsigned: only what is named changes."""
+def test_editing_does_not_change_the_bytes_of_other_fields() -> None:
+    """An int16 stays an int16 and an unsigned integer stays unsigned; only the named fields change."""
     headers = table(b"s\x00\x07", b"B\xff", b"S\x00\x00\x00\x02\xff\xfe", b"f\x3f\x80\x00\x00")
     raw = struct.pack(">H", 0x8000 | 0x2000 | 0x0100) + b"\x04text" + headers + b"\x0560000"
     assert edit(raw) == raw
@@ -222,7 +225,7 @@ def test_editing_leaves_the_bytes_of_everything_else_alone() -> None:
     }
 
 
-def test_editing_adds_properties_in_their_order() -> None:
+def test_editing_inserts_properties_in_protocol_order() -> None:
     raw = encode_properties({"type": "t"})
     both = edit(raw, {"content_type": "c", "priority": 3}, headers={"h": 1})
     assert both == encode_properties({"content_type": "c", "headers": {"h": 1}, "priority": 3, "type": "t"})
@@ -230,8 +233,8 @@ def test_editing_adds_properties_in_their_order() -> None:
     assert encode_properties({"content_type": None}) == b"\x00\x00"
 
 
-def test_a_timestamp_that_no_date_can_be_is_read() -> None:
-    """Some clients send milliseconds, some nonsense; neither may stop a delivery."""
+def test_a_timestamp_beyond_the_range_of_datetime_is_decoded() -> None:
+    """Some clients send milliseconds or nonsense; neither may prevent a delivery."""
     raw = struct.pack(">HQ", 0x0040, 2**64 - 1)
     assert decode_properties(raw) == {"timestamp": 2**64 - 1}
     assert encode_properties(decode_properties(raw)) == raw
@@ -260,7 +263,7 @@ def test_a_timestamp_that_no_date_can_be_is_read() -> None:
         b"\x10\x00\x02extra",
     ],
 )
-def test_properties_that_do_not_fit_are_refused(raw: bytes) -> None:
+def test_malformed_properties_are_refused(raw: bytes) -> None:
     with pytest.raises(CorruptProperties):
         decode_properties(raw)
     if raw[:1] != b"\x20":
@@ -279,7 +282,7 @@ def nested(depth: int, kind: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("kind", [b"F", b"A"])
-def test_nesting_is_bounded(kind: bytes) -> None:
+def test_the_nesting_depth_is_limited(kind: bytes) -> None:
     assert decode_table(nested(DEPTH_MAX - 1, kind))
     for depth in (DEPTH_MAX, 10_000):
         with pytest.raises(CorruptProperties, match="deeper"):
@@ -291,7 +294,7 @@ def test_nesting_is_bounded(kind: bytes) -> None:
         encode_table({"k": value})
 
 
-def test_the_number_of_fields_is_bounded() -> None:
+def test_the_number_of_fields_is_limited() -> None:
     def voids(count: int) -> bytes:
         return table(b"A" + struct.pack(">I", count) + b"V" * count)
 
@@ -317,7 +320,7 @@ def test_the_number_of_fields_is_bounded() -> None:
         {"k": {1, 2}},
     ],
 )
-def test_what_a_table_cannot_hold_is_refused(fields: dict[str, Any]) -> None:
+def test_a_value_that_a_table_cannot_hold_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         encode_table(fields)
 
@@ -337,29 +340,29 @@ def test_what_a_table_cannot_hold_is_refused(fields: dict[str, Any]) -> None:
         ("colour", "red"),
     ],
 )
-def test_a_property_of_the_wrong_kind_is_refused(name: str, value: Any) -> None:
+def test_a_property_of_the_wrong_type_is_refused(name: str, value: Any) -> None:
     with pytest.raises(InvalidInput, match=name if name != "type" else "longer"):
         encode_properties({name: value})
     with pytest.raises(InvalidInput):
         property_of(b"\x00\x00", "colour")
 
 
-def test_random_changes_are_survived() -> None:
-    chance = random.Random(7)
+def test_random_mutations_raise_only_corrupt_properties() -> None:
+    rng = random.Random(7)
     whole = encode_properties(ALL | {"headers": decode_table(table(*(field for field, _ in FIELDS)))})
     good = 0
     for _ in range(20_000):
         data = bytearray(whole)
-        for _ in range(chance.randrange(1, 4)):
-            at = chance.randrange(len(data))
-            match chance.randrange(4):
+        for _ in range(rng.randrange(1, 4)):
+            at = rng.randrange(len(data))
+            match rng.randrange(4):
                 case 0:
-                    data[at] = chance.randrange(256)
+                    data[at] = rng.randrange(256)
                 case 1:
                     del data[at:]
                     data += b"\x00"
                 case 2:
-                    data[at:at] = chance.randbytes(3)
+                    data[at:at] = rng.randbytes(3)
                 case 3:
                     data[at : at + 4] = b"\xff\xff\xff\xff"
         try:

@@ -1,4 +1,4 @@
-"""Rows that once were batches become the same batches again, and no column that lies gets past its edges."""
+"""Restoring batches from rows: the bytes are identical, and malformed columns are never read out of bounds."""
 
 from array import array
 from random import Random
@@ -22,7 +22,7 @@ NAMES = (
 
 
 def parts(data: bytes) -> dict[str, Any]:
-    """What Rows is made of, from batches."""
+    """The arguments of Rows, from encoded batches."""
     found = columns(data, control=True)
     infos = scan(data)
     numbers: dict[str, Any] = {"offset": found.offsets, "timestamp": found.timestamps}
@@ -65,7 +65,7 @@ def rows(made: dict[str, Any]) -> Rows:
     ),
     st.integers(0, 2**40),
 )
-def test_batches_come_back_byte_for_byte(runs: list[tuple[list[Message], int, int, bool]], first: int) -> None:
+def test_restored_batches_are_byte_identical(runs: list[tuple[list[Message], int, int, bool]], first: int) -> None:
     data, offset = b"", first
     for messages, attributes, gap, compacted in runs:
         deltas = [2 * i + gap for i in range(len(messages))] if compacted else []
@@ -82,8 +82,8 @@ MESSAGES = [Message(b"k%d" % n, b"v" * n, [("h", b"x")] * (n % 3), 1000 + n) for
 
 @pytest.mark.parametrize("column", ["offset", "timestamp", *NAMES])
 @pytest.mark.parametrize("value", [-(2**63), -1, 2**31, 2**62, 2**63 - 1])
-def test_a_number_that_cannot_be_is_refused_or_kept(column: str, value: int) -> None:
-    """Whatever stands there: an answer that is a row of whole batches, or a refusal."""
+def test_an_impossible_number_is_refused_or_gives_valid_batches(column: str, value: int) -> None:
+    """Rendering either raises InvalidInput or returns valid batches with all records."""
     made = parts(oracle.batch(MESSAGES, Fields(5)))
     made["numbers"][column] = array("q", [*memoryview(made["numbers"][column]).cast("B").cast("q")[:-1], value])
     try:
@@ -93,10 +93,10 @@ def test_a_number_that_cannot_be_is_refused_or_kept(column: str, value: int) -> 
     assert sum(info.count for info in scan(rendered)) == len(MESSAGES)
 
 
-def test_columns_that_lie_are_refused() -> None:
+def test_malformed_columns_are_refused_or_give_valid_batches() -> None:
     rng = Random(7)
     good = columns(oracle.batch(MESSAGES, Fields(5)))
-    assert good.keys is not None and good.headers is not None
+    assert good.keys is not None and good.headers is not None and good.offsets is not None
     for _ in range(300):
         offsets = bytearray(good.keys.offsets)
         offsets[rng.randrange(len(offsets))] ^= 1 << rng.randrange(8)

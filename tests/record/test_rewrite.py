@@ -1,4 +1,4 @@
-"""A batch without some of its records: what is kept keeps its place, and the batch its range."""
+"""Removing records from a batch: the other records and the offset range of the batch do not change."""
 
 from array import array
 
@@ -42,25 +42,25 @@ def test_kept_records_keep_offset_timestamp_and_bytes(messages: list[Message], c
 
 
 @given(strategies.batches, st.sets(st.integers(0, 29), min_size=1))
-def test_a_rewritten_batch_has_the_bytes_of_the_oracle(messages: list[Message], kept: set[int]) -> None:
+def test_a_rewritten_batch_is_byte_identical_to_the_reference_encoder(messages: list[Message], kept: set[int]) -> None:
     deltas = sorted(d for d in kept if d < len(messages))
     if not deltas or len(deltas) == len(messages):
         return
     whole = build(tuples(messages))
     base = messages[0].timestamp
-    packed = b"".join(oracle.record(messages[d], d, base) for d in deltas)
+    body = b"".join(oracle.record(messages[d], d, base) for d in deltas)
     chosen = [messages[d] for d in deltas]
     expected = oracle.batch(
-        chosen, Fields(deltas=deltas), packed=packed, last_offset_delta=len(messages) - 1, base_timestamp=base
+        chosen, Fields(deltas=deltas), body=body, last_offset_delta=len(messages) - 1, base_timestamp=base
     )
-    assert filter_batch(whole, scan(whole)[0], deltas) == expected
+    assert filter_batch(whole, scan(whole)[0], deltas) == bytearray(expected)
 
 
 HORIZON = 1_800_000_000_000
 
 
 @given(strategies.batches, strategies.codecs, st.sets(st.integers(0, 29)))
-def test_a_delete_horizon_is_the_base_timestamp_and_changes_no_record(
+def test_a_delete_horizon_is_stored_as_base_timestamp_and_changes_no_record(
     messages: list[Message], codec: int, kept: set[int]
 ) -> None:
     whole = build(tuples(messages), codec=codec, producer_id=5, producer_epoch=1, base_sequence=40)
@@ -84,18 +84,20 @@ def test_a_delete_horizon_is_the_base_timestamp_and_changes_no_record(
     assert (after.base_offset, after.last_offset, after.leader_epoch) == (1000, info.last_offset, 6)
     assert (after.producer_id, after.producer_epoch, after.base_sequence) == (5, 1, 40)
     assert after.codec in (codec, 0)
-    assert filter_batch(made, after, wanted, delete_horizon_ms=HORIZON + 1) == made, "it does not move"
+    assert filter_batch(made, after, wanted, delete_horizon_ms=HORIZON + 1) == made, (
+        "an existing delete horizon does not change"
+    )
 
 
 @given(strategies.batches)
-def test_a_batch_with_a_delete_horizon_has_the_bytes_of_the_oracle(messages: list[Message]) -> None:
+def test_a_batch_with_a_delete_horizon_is_byte_identical_to_the_reference_encoder(messages: list[Message]) -> None:
     whole = build(tuples(messages))
-    packed = b"".join(oracle.record(message, delta, HORIZON) for delta, message in enumerate(messages))
-    expected = oracle.batch(messages, Fields(attributes=0x40), packed=packed, base_timestamp=HORIZON)
-    assert filter_batch(whole, scan(whole)[0], range(len(messages)), delete_horizon_ms=HORIZON) == expected
+    body = b"".join(oracle.record(message, delta, HORIZON) for delta, message in enumerate(messages))
+    expected = oracle.batch(messages, Fields(attributes=0x40), body=body, base_timestamp=HORIZON)
+    assert filter_batch(whole, scan(whole)[0], range(len(messages)), delete_horizon_ms=HORIZON) == bytearray(expected)
 
 
-def test_a_delete_horizon_stays_when_fewer_records_do() -> None:
+def test_removing_more_records_keeps_the_delete_horizon() -> None:
     whole = build([(b"a", None, (), 5), (b"b", b"2", (), 9)])
     marked = filter_batch(whole, scan(whole)[0], [0, 1], delete_horizon_ms=HORIZON)
     assert marked is not None
@@ -105,28 +107,28 @@ def test_a_delete_horizon_stays_when_fewer_records_do() -> None:
     assert [(r.offset, r.timestamp) for r in records(left)] == [(1, 9)]
 
 
-def test_a_delete_horizon_leaves_the_brokers_time_for_all_records() -> None:
+def test_a_delete_horizon_keeps_the_log_append_time() -> None:
     messages = [Message(b"b", None, [], 5), Message(b"c", b"", [], 9)]
-    stamped = oracle.batch(messages, Fields(attributes=8), max_timestamp=7)  # by the broker: see the 8
+    stamped = oracle.batch(messages, Fields(attributes=8), max_timestamp=7)  # attribute 8: log append time
     marked = filter_batch(stamped, scan(stamped)[0], [0, 1], delete_horizon_ms=HORIZON)
     assert marked is not None
     assert (scan(marked)[0].delete_horizon_ms, scan(marked)[0].max_timestamp) == (HORIZON, 7)
     assert [r.timestamp for r in records(marked)] == [7, 7]
 
 
-def test_a_batch_that_a_delete_horizon_does_not_fit_stays_without() -> None:
-    """One record lies further from it than a number reaches; one batch would unfold to more than may be read."""
+def test_a_batch_that_cannot_hold_a_delete_horizon_stays_without_one() -> None:
+    """A timestamp delta would overflow, or the batch would decompress to more than the limit."""
     whole = build([(b"a", None, (), -(2**63)), (b"b", b"2", (), -(2**63))])
     assert filter_batch(whole, scan(whole)[0], [0, 1], delete_horizon_ms=HORIZON) == whole
     left = filter_batch(whole, scan(whole)[0], array("q", [1]), delete_horizon_ms=HORIZON)
     assert left == filter_batch(whole, scan(whole)[0], [1])
-    packed = build([(b"k", None, (), 1)] * 100, codec=4)
+    compressed = build([(b"k", None, (), 1)] * 100, codec=4)
     size = len(build([(b"k", None, (), 1)] * 100)) - 61
     limits = {"delete_horizon_ms": HORIZON, "decompressed_bytes_max": size}
-    assert filter_batch(packed, scan(packed)[0], range(100), **limits) == packed
+    assert filter_batch(compressed, scan(compressed)[0], range(100), **limits) == compressed
 
 
-def test_a_batch_can_be_rewritten_again_and_again() -> None:
+def test_a_batch_can_be_rewritten_repeatedly() -> None:
     whole = build([(b"k%d" % i, b"v" * 50, (), i) for i in range(100)], codec=3)
     kept = list(range(100))
     while len(kept) > 1:
@@ -139,7 +141,7 @@ def test_a_batch_can_be_rewritten_again_and_again() -> None:
     assert scan(whole)[0].last_offset == 99
 
 
-def test_a_batch_in_the_middle_of_a_buffer_is_taken_by_its_position() -> None:
+def test_a_batch_in_the_middle_of_a_buffer_is_rewritten_by_position() -> None:
     batch = build([(b"a", b"1", (), 1), (b"b", b"2", (), 2)])
     (info,) = scan(b"x" * 7 + batch + b"tail", 7)
     rewritten = filter_batch(b"x" * 7 + batch + b"tail", info, [1])
@@ -158,7 +160,7 @@ def test_a_damaged_batch_is_not_rewritten() -> None:
         filter_batch(batch, past_the_end, [1])
 
 
-def test_an_error_in_the_callers_choice_is_the_callers() -> None:
+def test_an_exception_of_the_filter_function_reaches_the_caller() -> None:
     batch = build([(b"a", b"1", (), 1), (b"b", b"2", (), 2)])
     with pytest.raises(ZeroDivisionError):
         filter_batch(batch, scan(batch)[0], lambda offset: bool(1 / 0))

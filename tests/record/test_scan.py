@@ -1,4 +1,7 @@
-"""Finding batches in a buffer: by whom, from where to where, and what is judged on the way."""
+"""Finding batches in a buffer: scanning, recovery, trimming, validation and patching."""
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -24,7 +27,7 @@ from tests.record.oracle import Fields, Message
 
 
 def log(counts: list[int], start: int = 0) -> tuple[bytes, list[int]]:
-    """Batches of so many records with offsets from start on, and the position of each."""
+    """Batches with these record counts and consecutive offsets from start, and the position of each batch."""
     data, positions = bytearray(), []
     for count in counts:
         positions.append(len(data))
@@ -35,7 +38,7 @@ def log(counts: list[int], start: int = 0) -> tuple[bytes, list[int]]:
     return bytes(data), positions
 
 
-def test_scan_tells_what_each_header_says() -> None:
+def test_scan_returns_the_fields_of_each_header() -> None:
     batch = build(
         [(b"k", b"v", (), 50), (b"k", b"v", (), 40)],
         producer_id=9,
@@ -53,7 +56,7 @@ def test_scan_tells_what_each_header_says() -> None:
     assert (info.codec, info.is_transactional, info.is_control, info.timestamp_type) == (0, True, False, 0)
 
 
-def test_scan_names_the_position_of_the_batch_that_is_bad() -> None:
+def test_scan_reports_the_position_of_a_bad_batch() -> None:
     data, positions = log([3, 4, 5])
     damaged = bytearray(data)
     damaged[positions[1] + HEADER_BYTES + 3] ^= 1
@@ -66,21 +69,22 @@ def test_scan_names_the_position_of_the_batch_that_is_bad() -> None:
 
 @pytest.mark.parametrize("call", [scan, valid_until, records, columns])
 @pytest.mark.parametrize(("start", "end"), [(-1, None), (0, 101), (5, 4), (101, None), (0, -1)])
-def test_a_range_outside_the_buffer_is_refused(call, start: int, end: int | None) -> None:  # type: ignore[no-untyped-def]
+def test_a_range_outside_the_buffer_is_refused(call: Callable[..., Any], start: int, end: int | None) -> None:
     with pytest.raises(InvalidInput, match="not inside a buffer"):
         call(bytes(100), start, end)
     with pytest.raises(InvalidInput):
         trim(bytes(100), start, end, 0, 10)
 
 
-def test_nothing_is_found_in_nothing() -> None:
-    assert scan(b"") == validate(b"") == records(b"") == []
+def test_an_empty_buffer_holds_no_batches() -> None:
+    assert scan(b"") == validate(b"") == []
+    assert records(b"") == []
     assert valid_until(b"", 0, None, 17) == (0, 17, 0, -1, None)
     assert columns(b"").count == 0
     assert trim(b"", 0, None, 5, 9) == (0, 0, 5)
 
 
-def test_recovery_goes_on_to_the_end_of_the_good_batches() -> None:
+def test_valid_until_returns_the_end_of_the_valid_batches() -> None:
     data, positions = log([3, 4, 5], start=10)
     assert valid_until(data, 0, None, 10) == (len(data), 22, 12, 104, None)
     assert valid_until(data, 0, None) == (len(data), 22, 12, 104, None)
@@ -94,7 +98,7 @@ def test_recovery_goes_on_to_the_end_of_the_good_batches() -> None:
 @pytest.mark.parametrize(
     ("epochs", "good"), [([3, 3, 5], 3), ([3, 4, 3], 2), ([3, 6, 5], 1), ([2, 3, 3], 0), ([3, -1, 4], 1)]
 )
-def test_recovery_stops_where_epochs_go_back_or_are_nobodys(epochs: list[int], good: int) -> None:
+def test_epochs_until_stops_where_epochs_decrease_or_are_unknown(epochs: list[int], good: int) -> None:
     whole, positions = log([3, 4, 5], start=10)
     data = bytearray(whole)
     for position, base, epoch in zip(positions, [10, 13, 17], epochs, strict=True):
@@ -106,7 +110,7 @@ def test_recovery_stops_where_epochs_go_back_or_are_nobodys(epochs: list[int], g
         epochs_until(data, len(data) + 1, 3, 5)
 
 
-def test_recovery_stops_where_offsets_go_back() -> None:
+def test_valid_until_stops_where_offsets_decrease() -> None:
     data, positions = log([3, 4])
     again = data + data
     position, next_offset, count, _, reason = valid_until(again, 0, None, 0)
@@ -116,14 +120,14 @@ def test_recovery_stops_where_offsets_go_back() -> None:
     assert valid_until(data, positions[1], None, 4)[0] == positions[1]
 
 
-def test_recovery_takes_gaps_unless_told_that_there_are_none() -> None:
+def test_valid_until_accepts_offset_gaps_unless_dense() -> None:
     first, second = log([3])[0], log([2], start=8)[0]
     assert valid_until(first + second, 0, None, 0)[:3] == (len(first + second), 10, 5)
     assert valid_until(first + second, 0, None, 0, dense=True)[:3] == (len(first), 3, 3)
     assert valid_until(first, 0, None, 0, dense=True)[4] is None
 
 
-def test_trim_gives_the_run_of_batches_that_hold_the_offsets() -> None:
+def test_trim_returns_the_batches_that_contain_the_offsets() -> None:
     data, p = log([3, 4, 5], start=10)  # 10-12, 13-16, 17-21
     assert trim(data, 0, None, 10, MAX_OFFSET) == (0, len(data), 22)
     assert trim(data, 0, None, 12, MAX_OFFSET) == (0, len(data), 22)
@@ -139,7 +143,7 @@ def test_trim_gives_the_run_of_batches_that_hold_the_offsets() -> None:
     assert (first == end, third) == (True, 2)
 
 
-def test_trim_checks_what_it_returns_and_only_that() -> None:
+def test_trim_verifies_only_the_batches_that_it_returns() -> None:
     data, p = log([3, 4, 5], start=10)
     damaged = bytearray(data)
     damaged[p[0] + HEADER_BYTES + 3] ^= 1
@@ -149,7 +153,7 @@ def test_trim_checks_what_it_returns_and_only_that() -> None:
     assert refusal.value.position == 0
 
 
-def test_trim_ends_before_a_batch_that_is_bad() -> None:
+def test_trim_stops_before_a_bad_batch() -> None:
     data, p = log([3, 4, 5], start=10)
     damaged = bytearray(data)
     damaged[p[2] + HEADER_BYTES + 3] ^= 1
@@ -159,17 +163,17 @@ def test_trim_ends_before_a_batch_that_is_bad() -> None:
         trim(damaged, 0, None, 17, MAX_OFFSET)
 
 
-def test_trim_takes_no_further_batch_after_so_many_bytes() -> None:
+def test_trim_stops_at_the_byte_limit_but_returns_at_least_one_batch() -> None:
     data, p = log([3, 4, 5], start=10)
     assert trim(data, 0, None, 10, MAX_OFFSET, 1) == (0, p[1], 13)
     assert trim(data, 0, None, 10, MAX_OFFSET, p[1]) == (0, p[1], 13)
-    assert trim(data, 0, None, 10, MAX_OFFSET, p[2] - 1) == (0, p[1], 13), "not a byte more than was asked for"
+    assert trim(data, 0, None, 10, MAX_OFFSET, p[2] - 1) == (0, p[1], 13), "the limit is exact"
     assert trim(data, 0, None, 10, MAX_OFFSET, p[2]) == (0, p[2], 17)
     assert trim(data, 0, None, 14, MAX_OFFSET, 1) == (p[1], p[2], 17)
 
 
-def test_a_batch_without_its_first_records_is_still_found_by_any_of_its_offsets() -> None:
-    """Compaction leaves gaps inside a batch; it still stands for all of its offsets."""
+def test_a_compacted_batch_is_found_by_any_offset_of_its_range() -> None:
+    """Compaction leaves gaps inside a batch, which still covers all of its offsets."""
     gap = oracle.batch([Message(b"k", b"v", [], 1)], Fields(base_offset=10, deltas=[4]), last_offset_delta=9)
     assert scan(gap)[0].last_offset == 19
     for offset in range(10, 20):
@@ -179,7 +183,7 @@ def test_a_batch_without_its_first_records_is_still_found_by_any_of_its_offsets(
         validate(gap)
 
 
-def test_validate_refuses_what_is_too_large_before_reading_it() -> None:
+def test_validate_refuses_a_batch_beyond_the_size_limit_before_reading_it() -> None:
     batch = build([(None, bytes(1000), (), 1)])
     assert validate(batch, batch_bytes_max=len(batch))
     with pytest.raises(BatchTooLarge) as refusal:
@@ -189,7 +193,7 @@ def test_validate_refuses_what_is_too_large_before_reading_it() -> None:
         validate(batch[:12], batch_bytes_max=100)
 
 
-def test_validate_looks_into_compressed_batches_unless_told_not_to() -> None:
+def test_validate_decompresses_batches_only_when_deep() -> None:
     good = build([(b"k", b"v" * 500, (), 1)], codec=4)
     signed = oracle.sign(bytes(good[:HEADER_BYTES]) + bytes(reversed(good[HEADER_BYTES:])))
     with pytest.raises(CorruptBatch, match="zstd"):
@@ -197,10 +201,10 @@ def test_validate_looks_into_compressed_batches_unless_told_not_to() -> None:
     assert len(validate(signed, deep=False)) == 1
 
 
-def test_a_wrong_max_timestamp_is_refused_or_put_right() -> None:
+def test_a_wrong_max_timestamp_is_refused_or_repaired() -> None:
     messages = [Message(None, b"v", [], 5), Message(None, b"w", [], 9)]
     for codec in (0, 1):
-        good = build([(m.key, m.value * 100, m.headers, m.timestamp) for m in messages], codec=codec)  # type: ignore[operator]
+        good = build([(m.key, (m.value or b"") * 100, m.headers, m.timestamp) for m in messages], codec=codec)
         wrong = bytearray(good)
         wrong[35:43] = (7).to_bytes(8, "big")
         wrong = bytearray(oracle.sign(wrong))
@@ -213,10 +217,8 @@ def test_a_wrong_max_timestamp_is_refused_or_put_right() -> None:
 
 @pytest.mark.parametrize("deep", [True, False])
 @pytest.mark.parametrize("codec", [0, 1])
-def test_a_delete_horizon_of_somebody_elses_compaction_is_a_base_timestamp_like_any_other(
-    codec: int, deep: bool
-) -> None:
-    """Tombstones would be gone before anybody could see them: whoever sent them may have copied an old log."""
+def test_validate_removes_the_delete_horizon_of_a_foreign_log(codec: int, deep: bool) -> None:
+    """A client may copy an old log, and its horizon would remove tombstones before consumers see them."""
     whole = build([(b"k%d" % n, None, (), 5 + n) for n in range(50)], codec=codec)
     copied = filter_batch(whole, scan(whole)[0], range(50), delete_horizon_ms=1000)
     assert copied is not None
@@ -226,13 +228,13 @@ def test_a_delete_horizon_of_somebody_elses_compaction_is_a_base_timestamp_like_
     assert records(copied, verify_crc=True) == before == records(whole)
 
 
-def test_repair_needs_bytes_that_can_be_written() -> None:
+def test_repair_needs_a_writable_buffer() -> None:
     with pytest.raises(BufferError):
         validate(bytes(build([(None, b"v", (), 5)])), repair=True)
 
 
 @pytest.mark.parametrize("codec_number", [0, 4])
-def test_validate_refuses_properties_that_no_consumer_could_read(codec_number: int) -> None:
+def test_validate_refuses_malformed_amqp_properties(codec_number: int) -> None:
     def made(properties: bytes | None) -> bytes:
         headers = (("a", b""), ("amqp.properties", properties), ("amqp.exchange", b""))
         return bytes(build([(b"k", b"v", headers, 5)], codec=codec_number))
@@ -244,23 +246,24 @@ def test_validate_refuses_properties_that_no_consumer_could_read(codec_number: i
             validate(made(properties))
 
 
-def test_more_records_or_headers_than_a_batch_may_hold_are_refused() -> None:
-    """Two bytes of zeros a header, next to nothing when compressed, and each would become an object somewhere."""
+def test_validate_refuses_too_many_records_or_headers() -> None:
+    """A header takes two bytes, almost none when compressed, but becomes an object in every reader."""
     for codec in (0, 4):
         batch = build([(None, None, [("", None)] * 5, 1)] * 3, codec=codec)
         assert validate(batch, records_max=3, headers_max=15)
-        for limits in ({"records_max": 2}, {"headers_max": 14}):
+        options: list[dict[str, Any]] = [{"records_max": 2}, {"headers_max": 14}]
+        for limits in options:
             with pytest.raises(CorruptBatch, match="more records or headers"):
                 validate(batch, **limits)
     many = oracle.varint(HEADERS_MAX + 1) + b"\x00\x01" * (HEADERS_MAX + 1)
     body = b"\x00\x00\x00\x01\x01" + many
-    packed = compress(4, oracle.varint(len(body)) + body)
-    assert len(packed) < 1000
+    compressed = compress(4, oracle.varint(len(body)) + body)
+    assert len(compressed) < 1000
     with pytest.raises(CorruptBatch, match="more records or headers"):
-        validate(oracle.batch([Message(None, None, [], 1)], Fields(attributes=4), packed=packed))
+        validate(oracle.batch([Message(None, None, [], 1)], Fields(attributes=4), body=compressed))
 
 
-def test_with_log_append_time_every_record_has_the_time_of_the_batch() -> None:
+def test_records_of_a_batch_with_log_append_time_share_its_timestamp() -> None:
     messages = [Message(None, b"v", [], 5), Message(None, b"w", [], 9)]
     batch = oracle.batch(messages, Fields(attributes=8), max_timestamp=1234)
     (info,) = validate(batch)
@@ -268,7 +271,7 @@ def test_with_log_append_time_every_record_has_the_time_of_the_batch() -> None:
     assert [r.timestamp for r in records(batch)] == [1234, 1234]
 
 
-def test_an_empty_batch_may_lie_in_a_log_but_no_client_may_send_one() -> None:
+def test_an_empty_batch_is_readable_but_validate_refuses_it() -> None:
     empty = oracle.batch([], last_offset_delta=4)
     assert scan(empty)[0].last_offset == 4
     assert records(empty) == []
@@ -277,7 +280,7 @@ def test_an_empty_batch_may_lie_in_a_log_but_no_client_may_send_one() -> None:
         validate(empty)
 
 
-def test_patch_run_numbers_batches_one_after_the_other() -> None:
+def test_patch_run_assigns_consecutive_offsets() -> None:
     data, positions = log([3, 4, 5], start=0)
     buffer = bytearray(data)
     assert patch_run(buffer, 0, len(buffer), 100, 8) == 112
@@ -288,7 +291,7 @@ def test_patch_run_numbers_batches_one_after_the_other() -> None:
         patch_run(buffer, 0, len(buffer) - 1, 0, 0)
 
 
-def test_patch_stays_inside_the_buffer() -> None:
+def test_patch_refuses_a_position_outside_the_buffer() -> None:
     for position in (-1, 40, 100, 2**40):
         with pytest.raises(InvalidInput):
             patch(bytearray(100), position, 0, 0)
@@ -296,7 +299,7 @@ def test_patch_stays_inside_the_buffer() -> None:
         patch(memoryview(bytes(100)), 0, 0, 0)
 
 
-def test_records_are_limited_by_offset_and_number() -> None:
+def test_records_can_be_limited_by_offset_and_count() -> None:
     data, _ = log([3, 4, 5], start=10)
     assert [r.offset for r in records(data)] == list(range(10, 22))
     assert [r.offset for r in records(data, from_offset=12, to_offset=18)] == list(range(12, 18))
@@ -304,13 +307,13 @@ def test_records_are_limited_by_offset_and_number() -> None:
     assert records(data, limit=0) == []
 
 
-def test_a_header_name_that_is_not_utf8_is_shown_as_well_as_can_be() -> None:
+def test_invalid_utf8_in_a_header_name_is_replaced() -> None:
     batch = build([(None, None, [(b"\xff\xfeab", b"x")], 1)])
     assert records(batch)[0].headers == (("\ufffd\ufffdab", b"x"),)
 
 
 @pytest.mark.parametrize("number", [0, 4])
-def test_the_first_record_at_a_time_is_the_one_that_decoding_all_finds(number: int) -> None:
+def test_first_at_finds_the_same_record_as_decoding_the_batch(number: int) -> None:
     times = [50, 10, 70, 30, 70, 90]
     batch = build([(None, bytes(1000), (), at) for at in times], codec=number, timestamp_ms=50)
     patch(batch, 0, 100, 0)
@@ -321,7 +324,7 @@ def test_the_first_record_at_a_time_is_the_one_that_decoding_all_finds(number: i
             assert first_at(batch, 0, timestamp, from_offset=start, to_offset=end) == expected
 
 
-def test_a_time_is_not_looked_for_in_half_a_batch_or_outside_the_buffer() -> None:
+def test_first_at_refuses_a_truncated_batch_or_a_position_outside_the_buffer() -> None:
     batch = build([(None, b"a", (), 1)], timestamp_ms=1)
     for cut in range(len(batch)):
         with pytest.raises(CorruptBatch):

@@ -1,4 +1,4 @@
-"""The small structures that travel between layers, and to Spark's executors."""
+"""The immutable structures that layers exchange, also with Spark's executors."""
 
 import pickle
 import struct
@@ -10,21 +10,21 @@ from headrace.record.codec import build, scan
 from headrace.record.types import Slice
 
 
-def test_a_slice_can_be_sent_to_another_process() -> None:
+def test_a_slice_can_be_pickled() -> None:
     piece = Slice(3, 1000, 2, 4096, 512, 1010, 1020)
     assert pickle.loads(pickle.dumps(piece)) == piece
     assert piece.end == 4608
 
 
-def test_facts_cannot_be_changed() -> None:
+def test_a_batch_info_is_immutable_and_can_be_pickled() -> None:
     (info,) = scan(build([(None, b"v", (), 1)]))
     with pytest.raises(AttributeError):
         info.base_offset = 5  # type: ignore[misc]
     assert pickle.loads(pickle.dumps(info)) == info
 
 
-def test_the_kernels_put_every_field_where_layout_says() -> None:
-    """The offsets are written twice, once for Python and once for C."""
+def test_the_kernels_write_every_field_at_the_position_in_layout() -> None:
+    """The positions are declared twice, once for Python and once for C."""
     batch = build(
         [(b"k", b"v", (), 5), (b"k", b"v", (), 7)],
         producer_id=11,

@@ -73,7 +73,7 @@ def test_a_schema_never_breaks_itself(schema: Any) -> None:
 
 
 @given(schemas(), schemas(), st.booleans())
-def test_whatever_parses_can_be_compared(writer: Any, reader: Any, related: bool) -> None:
+def test_all_schemas_that_parse_can_be_compared(writer: Any, reader: Any, related: bool) -> None:
     if related and isinstance(writer, dict) and isinstance(reader, dict):
         reader = {**writer, **reader}
     before, after = accepted(writer), accepted(reader)
@@ -133,7 +133,7 @@ RELATED_VALUES = st.recursive(
 
 
 @given(relatives(), st.lists(RELATED_VALUES, max_size=20))
-def test_what_is_called_compatible_is_read_by_a_validator(pair: tuple[Any, Any], values: list[Any]) -> None:
+def test_data_of_a_compatible_schema_passes_a_validator(pair: tuple[Any, Any], values: list[Any]) -> None:
     if not breaks(*pair):
         written, read = map(jsonschema_rs.Draft7Validator, pair)
         assert [value for value in values if written.is_valid(value) and not read.is_valid(value)] == []

@@ -1,4 +1,4 @@
-"""Avro: what parses, what is the same, and who can read whom. fastavro is the judge where there is data."""
+"""Avro: parsing, equality and compatibility, checked with data against fastavro."""
 
 import io
 import json
@@ -57,7 +57,7 @@ def field(name: str, kind: Any, **more: Any) -> dict[str, Any]:
         (" " * (1 << 21), "at most"),
     ],
 )  # fmt: skip
-def test_what_is_no_schema_is_refused_with_the_reason(text: str, why: str) -> None:
+def test_an_invalid_avro_schema_is_refused_with_the_reason(text: str, why: str) -> None:
     with pytest.raises(InvalidInput, match=why):
         Avro.parse(text, {})
 
@@ -131,7 +131,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("reader", "writer", "wrong"), PAIRS)
-def test_a_reader_is_refused_what_it_could_not_read(reader: Any, writer: Any, wrong: str) -> None:
+def test_incompatible_avro_changes_are_refused(reader: Any, writer: Any, wrong: str) -> None:
     found = avro(reader).breaks(avro(writer))
     assert bool(found) == bool(wrong), found
     assert not wrong or wrong in found[0]
@@ -176,7 +176,7 @@ def test_a_default_is_tried_once_with_every_type() -> None:
     avro(record(field("z", both), field("y", "A", default=default)))
 
 
-def test_a_long_chain_of_names_is_said_to_be_too_deep() -> None:
+def test_a_long_chain_of_named_types_is_refused_as_too_deep() -> None:
     """Each refers to the one before it, and the last is looked at first."""
     links = [record(field("before", f"r{number - 1}"), name=f"r{number}") for number in range(1, 2000)]
     references = {f"r{number}": one for number, one in enumerate([record(name="r0"), *links])}
@@ -210,7 +210,7 @@ def parsed(schema: Any) -> Avro | None:
 
 
 @given(schemas(), schemas())
-def test_what_is_said_to_be_readable_is_read_by_fastavro(reader: Any, writer: Any) -> None:
+def test_data_of_compatible_schemas_is_readable_by_fastavro(reader: Any, writer: Any) -> None:
     mine, theirs = parsed(reader), parsed(writer)
     if mine is None or theirs is None:
         return
@@ -231,7 +231,7 @@ VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(KE
 
 
 @given(st.text() | VALUES.map(json.dumps))
-def test_nothing_but_a_refusal_comes_of_any_text(text: str) -> None:
+def test_arbitrary_text_is_parsed_or_refused_cleanly(text: str) -> None:
     try:
         Avro.parse(text, {})
     except InvalidInput as error:

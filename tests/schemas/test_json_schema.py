@@ -1,4 +1,4 @@
-"""JSON Schema as the registry sees it: what is one, what it refers to, and who can read what another wrote.
+"""JSON Schema in the registry: parsing, references and compatibility.
 
 The expected answers are those of Confluent's registry, which has the same kinds of cases for its own rules.
 """
@@ -61,7 +61,7 @@ COMPATIBLE = {
     ),
     "a property less in an open model": (opened(a=STRING), opened()),
     "a property of anything in an open model": (opened(), opened(a=True)),
-    "a property that nobody could have": (closed(a=False), closed()),
+    "an impossible property": (closed(a=False), closed()),
     "a property that additional ones cover": (closed(a=INTEGER), {**closed(), "additionalProperties": NUMBER}),
     "a property that a pattern covers": (
         {**closed(), "patternProperties": {"^x_": STRING, "^i_": INTEGER}},
@@ -300,7 +300,7 @@ def test_a_reader_that_accepts_more_breaks_nothing(writer: Any, reader: Any) -> 
 
 
 @pytest.mark.parametrize(("writer", "reader", "reasons"), BROKEN.values(), ids=BROKEN)
-def test_a_reader_that_accepts_less_says_what_and_where(writer: Any, reader: Any, reasons: list[str]) -> None:
+def test_a_stricter_reader_is_reported_with_kind_and_path(writer: Any, reader: Any, reasons: list[str]) -> None:
     assert breaks(writer, reader) == reasons
 
 
@@ -345,7 +345,7 @@ def test_the_smallest_schemas_are_schemas(text: str) -> None:
         ('{"$ref": "#/a", "a": {"$ref": "#/b"}, "b": {"$ref": "#/a"}}', "the $ref '#/a' at # refers only to itself"),
     ],
 )
-def test_what_is_no_schema_is_refused_with_a_reason(text: str, reason: str) -> None:
+def test_an_invalid_json_schema_is_refused_with_a_reason(text: str, reason: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         JsonSchema.parse(text, {})
     assert str(refused.value).startswith(reason)
@@ -416,7 +416,7 @@ def test_a_recursive_schema_is_compared_to_its_end() -> None:
     assert "TYPE_NARROWED at #/properties/value" in breaks(tree(NUMBER), tree(INTEGER))
 
 
-def test_a_break_behind_a_cycle_is_not_taken_for_the_cycle() -> None:
+def test_an_incompatibility_after_a_cycle_is_reported() -> None:
     """The pair of A looks fine while it is compared, for it leads back to itself; it must not be believed later."""
 
     def schema(a: Any, b: Any) -> dict[str, Any]:
@@ -430,7 +430,7 @@ def test_a_break_behind_a_cycle_is_not_taken_for_the_cycle() -> None:
     assert breaks(schema(INTEGER, BOOLEAN), schema(BOOLEAN, NUMBER)) == ["COMBINED_TYPE_SUBSCHEMAS_CHANGED at #/"]
 
 
-def test_what_is_broken_already_looks_at_its_other_choices_too() -> None:
+def test_all_choices_are_compared_after_a_first_incompatibility() -> None:
     choices = {"anyOf": [{"$ref": "#/definitions/s"}, {"$ref": "#/definitions/n"}]}
     reader = {**opened(x=NUMBER, y=choices), "definitions": {"s": STRING, "n": NUMBER}}
     assert breaks(opened(x=STRING, y=NUMBER), reader) == ["TYPE_CHANGED at #/properties/x"]

@@ -53,7 +53,7 @@ def test_avro_has_its_keys_as_java_writes_them_and_its_names_short() -> None:
     )
 
 
-def test_avro_normalized_has_lost_the_order_of_what_has_none() -> None:
+def test_normalizing_avro_removes_insignificant_order() -> None:
     decimal = {"scale": 2, "b": 1, "precision": 4, "a": 0, "type": "bytes", "logicalType": "decimal"}
     fields = [
         {"name": "x", "type": decimal, "zeta": {"y": 1, "x": 2}, "alpha": 1, "aliases": ["q", "p"]},
@@ -70,7 +70,7 @@ def test_avro_normalized_has_lost_the_order_of_what_has_none() -> None:
     )
 
 
-def test_avro_says_the_types_of_references_by_name() -> None:
+def test_avro_types_of_references_are_written_by_name() -> None:
     who = '{"type":"record","name":"people.Who","fields":[]}'
     schema = {"type": "record", "namespace": "people", "name": "r", "fields": [{"name": "w", "type": "people.Who"}]}
     for normalized in (False, True):
@@ -89,7 +89,7 @@ def test_half_a_surrogate_pair_is_refused() -> None:
         kinds.parse(AVRO, r'{"type":"string","x":"\ud800"}', {})
 
 
-def test_what_is_nested_too_deep_is_refused_whether_it_is_parsed_or_normalized() -> None:
+def test_a_schema_nested_too_deep_is_refused_by_parsing_and_normalizing() -> None:
     for depth in range(900, 1_100):
         with contextlib.suppress(RegistryError):
             kinds.normalized(kinds.parse(AVRO, f'{{"type":"string","x":{"[" * depth + "]" * depth}}}', {}))

@@ -5,7 +5,7 @@ from typing import Any, cast
 from headrace.schemas.parsed import CHARS_MIN, Parsed
 
 
-def test_those_asked_for_last_are_kept_up_to_the_bound() -> None:
+def test_the_schema_cache_keeps_the_most_recently_used() -> None:
     parsed = Parsed(3 * (CHARS_MIN + 10))
     keys = [Parsed.key("AVRO", f"{number:5}", {"x": "y" * 5}) for number in range(4)]
     schemas = [cast(Any, f"schema {number}") for number in range(4)]
@@ -17,7 +17,7 @@ def test_those_asked_for_last_are_kept_up_to_the_bound() -> None:
     assert [parsed.get(key) for key in keys] == [schemas[0], None, schemas[2], schemas[3]]
 
 
-def test_one_that_is_larger_than_the_bound_drives_nobody_out() -> None:
+def test_a_schema_larger_than_the_cache_evicts_no_other() -> None:
     parsed = Parsed(CHARS_MIN + 10)
     keys = [Parsed.key("AVRO", "x", {}), Parsed.key("AVRO", "x" * 11, {})]
     schemas = [cast(Any, key) for key in keys]

@@ -176,7 +176,7 @@ def test_nested_messages_keep_their_index_also_beside_maps_and_groups() -> None:
         assert [m.name for m in descriptor(again).message_type[0].nested_type] == ["A", "MEntry", "B", "G", "C", "D"]
 
 
-def test_references_are_the_imports_that_somebody_must_have_registered() -> None:
+def test_references_are_the_imports_that_must_be_registered() -> None:
     schema = proto(PROTO3.replace("import public", 'import "google/type/date.proto"; import weak'), REFERENCES)
     assert schema.references == ("acme/money.proto",)
 
@@ -184,7 +184,7 @@ def test_references_are_the_imports_that_somebody_must_have_registered() -> None
 # Descriptors, with Google's library as the judge
 
 
-def test_the_descriptor_of_proto3_means_what_the_text_says() -> None:
+def test_the_descriptor_of_proto3_equals_the_source() -> None:
     pool = in_pool(proto(PROTO3, REFERENCES), REFERENCES)
     order = pool.FindMessageTypeByName("acme.shop.Order")
     fields = order.fields_by_name
@@ -203,7 +203,7 @@ def test_the_descriptor_of_proto3_means_what_the_text_says() -> None:
     assert (watch.client_streaming, watch.server_streaming) == (True, False)
 
 
-def test_the_descriptor_of_proto2_means_what_the_text_says() -> None:
+def test_the_descriptor_of_proto2_equals_the_source() -> None:
     pool = in_pool(proto(PROTO2))
     legacy = pool.FindMessageTypeByName("old.Legacy")
     assert {name: f.default_value for name, f in legacy.fields_by_name.items() if f.has_default_value} == {
@@ -221,7 +221,7 @@ def test_the_descriptor_of_proto2_means_what_the_text_says() -> None:
     assert pool.FindExtensionByName("old.Legacy.note").number == 100
 
 
-def test_the_descriptor_of_an_edition_means_what_the_text_says() -> None:
+def test_the_descriptor_of_an_edition_equals_the_source() -> None:
     fields = in_pool(proto(EDITION)).FindMessageTypeByName("ed.M").fields_by_name
     assert fields["must"].is_required
     assert not fields["plain"].has_presence
@@ -230,7 +230,7 @@ def test_the_descriptor_of_an_edition_means_what_the_text_says() -> None:
 
 
 @pytest.mark.parametrize("module", WELL_KNOWN, ids=lambda module: module.__name__.rpartition(".")[2])
-def test_descriptors_of_googles_own_files_come_back_as_they_were(module: Any) -> None:
+def test_descriptors_of_googles_files_survive_a_round_trip(module: Any) -> None:
     references = {d.name: base64.b64encode(d.serialized_pb).decode() for d in module.DESCRIPTOR.dependencies}
     schema = proto(base64.b64encode(module.DESCRIPTOR.serialized_pb).decode(), references)
     again = descriptor(proto(schema.text, references))
@@ -278,7 +278,7 @@ def test_a_descriptor_whose_type_names_are_relative_is_resolved() -> None:
 # Imports
 
 
-def test_a_public_import_hands_on_what_it_imports_and_another_does_not() -> None:
+def test_only_a_public_import_is_transitive() -> None:
     uses = 'import "b.proto"; message M { C c = 1; }'
     c = 'syntax = "proto3"; message C {}'
     proto3(uses, {"b.proto": 'syntax = "proto3"; import public "c.proto";', "c.proto": c})
@@ -351,7 +351,7 @@ def test_imports_that_cannot_be_followed_are_refused(references: dict[str, str],
         ('import "a"; import "a";', "line 2: 'a' is imported twice"),
     ],
 )
-def test_what_is_no_proto3_is_refused_with_its_line(body: str, reason: str) -> None:
+def test_invalid_proto3_is_refused_with_its_line(body: str, reason: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         proto3(body)
     assert str(refused.value).startswith(reason)
@@ -382,7 +382,7 @@ def test_what_is_no_proto3_is_refused_with_its_line(body: str, reason: str) -> N
         ("\ud800", "the schema is not UTF-8"),
     ],
 )
-def test_what_is_no_proto2_nor_an_edition_is_refused(text: str, reason: str) -> None:
+def test_invalid_proto2_and_editions_are_refused(text: str, reason: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         proto(text)
     assert str(refused.value).startswith(reason)

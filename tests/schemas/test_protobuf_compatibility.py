@@ -125,7 +125,7 @@ BREAKS = {
 
 
 @pytest.mark.parametrize("case", BREAKS)
-def test_what_breaks_a_reader(case: str) -> None:
+def test_incompatible_proto3_changes_are_reported(case: str) -> None:
     writer, reader, breaks = BREAKS[case]
     assert sorted(proto3(reader).breaks(proto3(writer))) == sorted(breaks)
 
@@ -140,11 +140,11 @@ def test_what_breaks_a_reader(case: str) -> None:
         ("optional int32 a = 1;", "oneof o { int32 a = 1; }", []),
     ],
 )
-def test_what_breaks_a_reader_of_proto2(writer: str, reader: str, breaks: list[str]) -> None:
+def test_incompatible_proto2_changes_are_reported(writer: str, reader: str, breaks: list[str]) -> None:
     assert proto(f"message M {{ {reader} }}").breaks(proto(f"message M {{ {writer} }}")) == breaks
 
 
-def test_a_change_in_an_import_breaks_who_uses_it() -> None:
+def test_an_incompatible_change_of_an_import_breaks_its_users() -> None:
     text = 'syntax = "proto3"; import "n.proto"; message M { n.N n = 1; }'
     old, new = (
         proto(text, {"n.proto": f'syntax = "proto3"; package n; message N {{ {kind} a = 1; }}'})

@@ -26,7 +26,7 @@ def places(found: list[Version]) -> list[tuple[str, int]]:
     return sorted((one.subject, one.version) for one in found)
 
 
-def test_a_record_nested_too_deep_is_left_out_like_any_other_that_is_none_of_the_registrys() -> None:
+def test_a_record_nested_too_deep_is_skipped_as_foreign() -> None:
     state = RegistryState()
     deep = b"[" * 100_000
     state.apply(b'{"keytype":"CONFIG","x":' + deep, b"{}")
@@ -35,7 +35,7 @@ def test_a_record_nested_too_deep_is_left_out_like_any_other_that_is_none_of_the
     assert state.level() == "NONE"
 
 
-def test_who_uses_an_id_and_who_needs_a_version_follows_every_change() -> None:
+def test_users_of_ids_and_versions_are_updated_with_every_change() -> None:
     state = RegistryState()
     used, user = version("used", 1, 1, "a"), version("user", 1, 2, "b", ("used", 1))
     for one in (used, version("also", 1, 1, "a"), user, version("user", 2, 3, "c", ("used", 1))):
@@ -55,7 +55,7 @@ def test_who_uses_an_id_and_who_needs_a_version_follows_every_change() -> None:
     assert (state.uses(2), places(state.uses(1))) == ([], [("also", 1)])
 
 
-def test_a_schema_with_two_ids_keeps_the_first_when_the_other_goes() -> None:
+def test_a_schema_with_two_ids_keeps_the_first_when_the_other_is_removed() -> None:
     state = RegistryState()
     first, second = version("a", 1, 5, "x"), version("b", 1, 9, "x")
     for one in (first, second):
@@ -64,7 +64,7 @@ def test_a_schema_with_two_ids_keeps_the_first_when_the_other_goes() -> None:
     assert state.id_of(first.content) == 5
 
 
-def test_what_a_schema_needs_is_bounded_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_total_size_of_a_schema_and_its_references_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.schemas.state.REFERRED_CHARS_MAX", 10)
     state = RegistryState()
     for one in (version("a", 1, 1, "x" * 6), version("b", 1, 2, "y" * 4, ("a", 1)), version("c", 1, 3, "z")):
@@ -87,7 +87,7 @@ def test_a_record_whose_value_is_of_another_version_than_its_key_is_left_out() -
     assert state.subjects() == state.subjects(deleted=True) == ["b"]
 
 
-def test_an_id_stands_for_what_has_it_when_a_version_is_written_anew() -> None:
+def test_rewriting_a_version_with_another_id_removes_the_old_id() -> None:
     state = RegistryState()
     for one in (version("a", 1, 9, "x"), version("a", 1, 5, "y")):
         state.apply(*schema_entry(one))
@@ -96,7 +96,7 @@ def test_an_id_stands_for_what_has_it_when_a_version_is_written_anew() -> None:
     assert (state.content(5).text, state.id_of(Content(AVRO, "x", ()))) == ("y", None)
 
 
-def test_a_schema_with_two_ids_has_the_other_one_when_the_first_goes() -> None:
+def test_a_schema_with_two_ids_gets_the_other_one_when_the_first_is_removed() -> None:
     state = RegistryState()
     first, second = version("a", 1, 5, "x"), version("b", 1, 9, "x")
     for one in (first, second):

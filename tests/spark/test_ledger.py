@@ -53,7 +53,7 @@ def test_a_repeated_commit_stores_nothing_and_returns_the_same_response(shared_b
     broker.create("t", 2)
     first, second = batch(0, 10), batch(10, 5)
     names = stage(broker, first), stage(broker, second)
-    assert broker.count("t") == 0, "an upload is seen by nobody"
+    assert broker.count("t") == 0, "an upload is not visible yet"
     body = {"parts": [part(names[0], first, 0), part(names[1], second, 1)]}
     answer = broker.ok("PUT", "/sinks/w/batches/7", body)
     stored = [{"topic": "t", "partition": 0, "base_offset": 0, "next_offset": 10},

@@ -144,7 +144,7 @@ def test_faults_during_the_commit_neither_lose_nor_repeat_rows(
     assert len(listed(broker.data, "staging/*.staged")) == 1, "committed and aborted uploads stay behind"
 
 
-def test_a_batch_larger_than_a_journal_entry_is_stored_whole(
+def test_a_batch_larger_than_a_journal_entry_is_stored_completely(
     spark: "SparkSession", broker: RunningBroker, tmp_path: Path
 ) -> None:
     """A batch of 40 MB, more than one journal entry holds."""

@@ -66,7 +66,8 @@ def test_a_lease_keeps_files_from_retention(tmp_path: "Path") -> None:
         link.lease([(kept.log_id, kept.segment, kept.generation)], 600_000, "test")
         broker.ok("DELETE", f"/topics/short/partitions/0/records?before={pieces[-1].base_offset}")
         wait_until(
-            lambda: not listed(broker.data, f"logs/*/{gone.segment:020d}.log"), "what nobody leased is still there"
+            lambda: not listed(broker.data, f"logs/*/{gone.segment:020d}.log"),
+            "a segment without a lease is still there",
         )
         with files.open(kept) as source:
             assert len(source.read(1 << 20)) > 0

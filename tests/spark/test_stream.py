@@ -99,7 +99,7 @@ def test_a_stream_follows_appends_new_segments_restarts_and_new_topics(
             assert query.lastProgress is not None
             return json.loads(query.lastProgress["sources"][0]["endOffset"])
 
-        wait_until(lambda: set(reached()) == {"live-1", "live-2"}, "progress is told of after the rows are there")
+        wait_until(lambda: set(reached()) == {"live-1", "live-2"}, "progress is reported after the rows are written")
         assert reached()["live-2"]["0"].keys() == {"offset", "log", "epoch"}
     finally:
         query.stop()

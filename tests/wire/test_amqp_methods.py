@@ -19,7 +19,7 @@ SAMPLES = [
 
 
 @pytest.mark.parametrize(("method", "values"), SAMPLES)
-def test_what_we_write_we_read_and_pamqp_reads(method: type[Frame], values: dict[str, object]) -> None:
+def test_encoded_methods_are_decoded_and_readable_by_pamqp(method: type[Frame], values: dict[str, object]) -> None:
     made = decode(method.index >> 16, method.index & 0xFFFF, arguments(method, **values))
     for name, value in values.items():
         assert getattr(made, name) == value

@@ -39,7 +39,7 @@ class Owner:
 
 
 class Events:
-    """Writes down what it is told; routes by exchange name."""
+    """Records the events of the scanner; routes by exchange name."""
 
     def __init__(self) -> None:
         self.topology_version = 1
@@ -154,7 +154,7 @@ def test_a_change_of_topology_is_seen_by_the_next_publish() -> None:
     assert [said[4] for said in events.said] == [b"2"]
 
 
-def test_acks_are_folded_and_an_unknown_one_is_told() -> None:
+def test_acks_are_merged_and_an_unknown_tag_is_reported() -> None:
     made, events, channel = scanner()
     source = channel.tags.add_source()
     for offset in range(100):

@@ -53,7 +53,7 @@ def test_tags_agree_with_a_dictionary(changes: list[tuple[str, int, bool]]) -> N
     assert sorted(folded) == sorted(acked)
 
 
-def test_acks_of_consumers_that_take_turns_fold_into_one_range_each() -> None:
+def test_interleaved_acks_of_several_consumers_merge_into_one_range_each() -> None:
     ring = TagRing()
     left, right = ring.add_source(), ring.add_source()
     for offset in range(100):
@@ -64,7 +64,7 @@ def test_acks_of_consumers_that_take_turns_fold_into_one_range_each() -> None:
     assert sorted(ring.acked()) == [(left, 0, 100), (right, 500, 600)]
 
 
-def test_deliveries_behind_tags_that_are_never_acked_leave_nothing_behind() -> None:
+def test_settled_deliveries_after_an_unacked_tag_use_no_memory() -> None:
     """Workers that hang, and others of their channel that go on for months."""
     ring = TagRing()
     hanging, busy = ring.add_source(), ring.add_source()

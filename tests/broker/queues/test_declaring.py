@@ -118,7 +118,7 @@ async def test_a_delayed_exchange_deleted_and_declared_again_at_once_keeps_new_d
     await until(lambda: host.delays.waiting("x") == 1)
 
 
-async def test_a_deleted_virtual_host_does_not_come_back_with_its_exchanges(broker: Broker) -> None:
+async def test_the_exchanges_of_a_deleted_virtual_host_stay_deleted(broker: Broker) -> None:
     brief = await broker.vhosts.create("brief")
     await declare_exchange(brief, "x")
     await declare_exchange(brief, "later", DELAYED, arguments={"x-delayed-type": "direct"})
@@ -165,9 +165,7 @@ async def test_a_binding_removed_while_it_is_being_stored_does_not_reappear(brok
     await again.close()
 
 
-async def test_a_binding_to_a_deleted_exchange_does_not_come_back_with_the_next_of_that_name(
-    broker: Broker, host: VirtualHost
-) -> None:
+async def test_a_new_exchange_does_not_inherit_the_bindings_of_a_deleted_one(broker: Broker, host: VirtualHost) -> None:
     exchange = await declare_exchange(host, "x")
     await host.bind("amq.direct", exchange, "key", {})
     await host.delete_exchange("x")

@@ -120,9 +120,7 @@ async def test_a_deleted_delayed_message_is_not_retried(
     assert (host.delays.waiting("x"), caplog.messages) == (0, [])
 
 
-async def test_a_delayed_message_with_a_strange_cc_does_not_hold_back_the_others(
-    broker: Broker, host: VirtualHost
-) -> None:
+async def test_a_delayed_message_with_a_malformed_cc_does_not_block_others(broker: Broker, host: VirtualHost) -> None:
     """As stored by an earlier version, which did not check CC."""
     queue = await delayed(host, b"1")
     strange = Message("x", "", edit(b"\0\0", headers={"CC": 5}), b"0")

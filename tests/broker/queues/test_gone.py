@@ -53,7 +53,7 @@ async def test_a_vhost_created_while_it_is_being_deleted_is_a_new_one(broker: Br
     assert made is broker.vhosts.get("v") and made is not host and not made.queues
 
 
-async def test_bindings_that_a_kill_left_behind_do_not_bring_their_vhost_back(
+async def test_bindings_left_after_a_kill_do_not_restore_their_vhost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(tmp_path) as broker:

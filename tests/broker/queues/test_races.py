@@ -233,7 +233,7 @@ async def test_history_continues_when_one_queue_cannot_be_sampled(
     task.cancel()
 
 
-async def test_housekeeping_goes_on_when_a_chore_fails_whatever_it_says(broker: Broker) -> None:
+async def test_housekeeping_continues_when_a_task_fails(broker: Broker) -> None:
     done = []
 
     async def fails() -> None:

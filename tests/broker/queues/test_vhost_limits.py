@@ -40,7 +40,7 @@ async def test_queues_declared_concurrently_count_towards_the_limit(broker: Brok
     assert len(host.queues) == 2
 
 
-async def test_the_last_queue_there_is_room_for_may_be_declared_by_many_at_once(broker: Broker) -> None:
+async def test_the_last_queue_within_the_limit_may_be_declared_by_many_clients_at_once(broker: Broker) -> None:
     """As consumers that start together do."""
     host = broker.vhosts.get("/")
     await broker.vhosts.set_limits("/", {"max-queues": 1})

@@ -1,4 +1,4 @@
-"""Bugs that the crash tests found in truncation, retention and compaction, each in a few lines that show it."""
+"""Bugs in truncation, retention and compaction that the crash tests found, each reduced to a few lines."""
 
 import errno
 from random import Random
@@ -8,12 +8,23 @@ import pytest
 
 from headrace.log.shard import Shard
 from headrace.record import codec
-from tests.crash.shards import checkpoint, every_cut, finished, lost, new_disk, reopen, spec, truncate, values, write
-from tests.crash.simdisk import Fault
+from tests.crash.shards import (
+    checkpoint,
+    every_cut,
+    lost,
+    new_disk,
+    reopen,
+    reopen_and_finish,
+    spec,
+    truncate,
+    values,
+    write,
+)
+from tests.crash.simdisk import Fault, SimulatedDisk
 
 
-def test_a_truncated_log_is_not_called_damaged_by_an_old_slot_nor_comes_back() -> None:
-    """The slot still told the former end; and names unlinked before a kill came back with a later cut."""
+def test_an_old_slot_neither_damages_nor_restores_a_truncated_log() -> None:
+    """The slot still had the former end, and file names unlinked before a kill returned after a later power cut."""
     disk = new_disk()
     shard = reopen(disk, spec(segment_size=100))
     for text in "abcd":
@@ -22,16 +33,16 @@ def test_a_truncated_log_is_not_called_damaged_by_an_old_slot_nor_comes_back() -
     truncate(shard, 2)
     disk.before = None
     for image in [*images, disk.kill(), lost(disk)]:
-        again = finished(image, spec(segment_size=100))
+        again = reopen_and_finish(image, spec(segment_size=100))
         found = values(again)
         assert found in (["a", "b"], ["a", "b", "c", "d"])
-        assert values(finished(lost(image), spec(segment_size=100))) == found
+        assert values(reopen_and_finish(lost(image), spec(segment_size=100))) == found
 
 
-def test_a_log_cut_back_to_a_segments_edge_keeps_its_sealed_segments_known() -> None:
-    """Without an active segment all of them were scanned as if never synced, and compacted ones called torn."""
+def test_a_log_truncated_to_a_segment_boundary_keeps_its_sealed_segments() -> None:
+    """Without an active segment, all segments were scanned as if unsynced, and compacted ones were reported as torn."""
     disk = new_disk()
-    settings = {"segment_size": 100, "cleanup_policy": "compact"}
+    settings: dict[str, Any] = {"segment_size": 100, "cleanup_policy": "compact"}
     shard = reopen(disk, spec(**settings))
     for text in "abcd":
         write(shard, text, size=60)
@@ -41,15 +52,15 @@ def test_a_log_cut_back_to_a_segments_edge_keeps_its_sealed_segments_known() -> 
     assert results == [None] and values(shard) == ["c", "d"]
     images = every_cut(disk)
     truncate(shard, 3)
-    assert values(finished(disk.kill(), spec(**settings))) == ["c"]
+    assert values(reopen_and_finish(disk.kill(), spec(**settings))) == ["c"]
     for image in images:
-        again = finished(image, spec(**settings))
+        again = reopen_and_finish(image, spec(**settings))
         assert values(again) in (["c"], ["c", "d"])
-        assert values(finished(lost(image), spec(**settings))) == values(again)
+        assert values(reopen_and_finish(lost(image), spec(**settings))) == values(again)
 
 
-def test_a_segment_that_retention_removed_may_come_back_alone() -> None:
-    """One before the start, those between it and the start gone: it was taken for the log's torn end."""
+def test_a_removed_segment_that_reappears_alone_is_ignored() -> None:
+    """A segment before the start returned without those after it, and was treated as the torn end of the log."""
     disk = new_disk()
     shard = reopen(disk, spec(segment_size=100))
     for text in "abcd":
@@ -66,7 +77,7 @@ def test_a_segment_that_retention_removed_may_come_back_alone() -> None:
     assert values(shard) == [] and shard.logs[1].visible_end == 4
 
 
-def test_two_moves_of_a_logs_start_that_are_under_way_together_never_move_it_back() -> None:
+def test_two_concurrent_moves_of_the_start_of_a_log_never_move_it_back() -> None:
     disk = new_disk()
     shard = reopen(disk, spec(segment_size=100))
     for text in "abcd":
@@ -78,19 +89,19 @@ def test_two_moves_of_a_logs_start_that_are_under_way_together_never_move_it_bac
     assert values(reopen(lost(disk), spec(segment_size=100))) == ["d"]
 
 
-def test_what_the_journal_proved_before_a_truncation_is_no_evidence_after_it() -> None:
-    """The end of a direct append rode in the entry of the truncation's own intention."""
+def test_journal_entries_before_a_truncation_do_not_restore_truncated_records() -> None:
+    """The journal entry with the intent to truncate also held the end of an earlier direct append."""
     disk = new_disk()
     shard = reopen(disk, spec())
     write(shard, "a")
     write(shard, "b", size=1000)
     truncate(shard, 1)
-    assert values(finished(lost(disk), spec())) == ["a"]
+    assert values(reopen_and_finish(lost(disk), spec())) == ["a"]
 
 
 @pytest.mark.parametrize("nth", range(1, 16))
-def test_a_truncation_that_meets_a_full_disk_is_done_or_undone_before_anything_is_appended(nth: int) -> None:
-    """The intention stayed in force, the log took appends, and the next start cut them off."""
+def test_a_truncation_on_a_full_disk_is_completed_or_undone_before_further_appends(nth: int) -> None:
+    """The intent to truncate stayed in force, the log accepted appends, and the next start truncated them."""
     disk = new_disk()
     shard = reopen(disk, spec())
     for text in "abc":
@@ -108,10 +119,10 @@ def test_a_truncation_that_meets_a_full_disk_is_done_or_undone_before_anything_i
     wanted = ["a", "b", "d"] if errors == [None] else ["a", "b", "c", "d"]
     assert values(shard) == wanted
     for image in (lost(disk), disk.kill()):
-        assert values(finished(image, spec())) == wanted
+        assert values(reopen_and_finish(image, spec())) == wanted
 
 
-def test_a_segment_that_a_truncation_replaced_does_not_come_back_when_its_copy_expires() -> None:
+def test_a_segment_replaced_by_a_truncation_does_not_return_when_its_copy_expires() -> None:
     disk = new_disk()
     shard = reopen(disk, spec())
     for text in "abcd":
@@ -121,13 +132,13 @@ def test_a_segment_that_a_truncation_replaced_does_not_come_back_when_its_copy_e
     shard.pump()
     write(shard, "e")
     for image in [lost(disk), *(disk.power_cut(Random(n)) for n in range(200))]:
-        assert values(finished(image, spec())) == ["e"]
+        assert values(reopen_and_finish(image, spec())) == ["e"]
 
 
-def test_cutting_a_compacted_log_back_into_a_gap_keeps_its_end_through_a_crash() -> None:
-    """Nothing was left before the cut, and the log was called damaged, or began again at 0."""
+def test_a_compacted_log_truncated_into_a_gap_keeps_its_end_after_a_crash() -> None:
+    """No record was left before the truncation, and the log was reported as damaged or started again at 0."""
     disk = new_disk()
-    settings = {"segment_size": 100, "cleanup_policy": "compact"}
+    settings: dict[str, Any] = {"segment_size": 100, "cleanup_policy": "compact"}
     shard = reopen(disk, spec(**settings))
     for text in "abcd":
         write(shard, text, size=60)
@@ -138,21 +149,19 @@ def test_cutting_a_compacted_log_back_into_a_gap_keeps_its_end_through_a_crash()
     truncate(shard, 2)
     disk.before = None
     for image in [*images, disk.kill(), lost(disk)]:
-        again = finished(image, spec(**settings))
+        again = reopen_and_finish(image, spec(**settings))
         assert values(again) in ([], ["c", "d"])
         ends = again.logs[1].visible_end
         assert ends == (4 if values(again) else 2)
-        assert finished(lost(image), spec(**settings)).logs[1].visible_end == ends
+        assert reopen_and_finish(lost(image), spec(**settings)).logs[1].visible_end == ends
 
 
 @pytest.mark.parametrize("offset", [1, 2, 3])
 @pytest.mark.parametrize("segment_size", [100, 300, 4000])
-def test_a_log_cut_back_into_a_gap_takes_appends_after_a_crash_and_is_whole_after_further_starts(
-    offset: int, segment_size: int
-) -> None:
-    """The end was known to the intention alone: the segment before it ended at its own last record, or at 0 without
-    one, and when the intention was withdrawn the first start with a segment behind it found a gap between the two."""
-    settings = {"segment_size": segment_size, "cleanup_policy": "compact"}
+def test_a_log_truncated_into_a_gap_accepts_appends_after_a_crash_and_reopens(offset: int, segment_size: int) -> None:
+    """Only the intent to truncate held the end of the log. The last segment ended at its last record, or at 0, so once
+    the intent was withdrawn, the next start with a later segment found a gap between the two."""
+    settings: dict[str, Any] = {"segment_size": segment_size, "cleanup_policy": "compact"}
     disk = new_disk()
     shard = reopen(disk, spec(**settings))
     for text in "abcd":
@@ -166,15 +175,15 @@ def test_a_log_cut_back_into_a_gap_takes_appends_after_a_crash_and_is_whole_afte
     truncate(shard, offset)
     disk.before = None
     for image in [*images, disk.kill(), lost(disk)]:
-        again = finished(image, spec(**settings))
+        again = reopen_and_finish(image, spec(**settings))
         assert again.logs[1].visible_end in (offset, 5)
-        assert_it_goes_on(again, settings)
+        assert_appends_continue(again, settings)
 
 
 @pytest.mark.parametrize("second", [2, 3, 4])
-def test_a_log_that_was_cut_back_into_a_gap_can_be_cut_back_again(second: int) -> None:
-    """The copy that the second cut makes has the gap inside it, or at its end."""
-    settings = {"segment_size": 4000, "cleanup_policy": "compact"}
+def test_a_log_truncated_into_a_gap_can_be_truncated_again(second: int) -> None:
+    """The copy that the second truncation writes has the gap inside or at its end."""
+    settings: dict[str, Any] = {"segment_size": 4000, "cleanup_policy": "compact"}
     disk = new_disk()
     shard = reopen(disk, spec(**settings))
     for key, text in (("x", "a"), ("y", "b"), ("y", "c"), ("y", "d")):
@@ -191,21 +200,23 @@ def test_a_log_that_was_cut_back_into_a_gap_can_be_cut_back_again(second: int) -
     truncate(shard, second)
     disk.before = None
     for image in [*images, disk.kill(), lost(disk)]:
-        again = finished(image, spec(**settings))
+        again = reopen_and_finish(image, spec(**settings))
         found = (again.logs[1].visible_end, values(again))
         assert found in ((second, ["a", *"efg"[: second - 2]]), (5, ["a", "e", "f", "g"]))
-        assert_it_goes_on(again, settings)
+        assert_appends_continue(again, settings)
 
 
-def assert_it_goes_on(shard: Shard, settings: dict[str, Any]) -> None:
-    """What is written next is behind what is there, after power cuts and a clean stop, too."""
-    end, there = shard.logs[1].visible_end, values(shard)
+def assert_appends_continue(shard: Shard, settings: dict[str, Any]) -> None:
+    """Appends continue at the end of the log, also after power cuts and a clean stop."""
+    end, before = shard.logs[1].visible_end, values(shard)
     write(shard, "x")
-    for stop in (lambda shard: None, lambda shard: shard.close()):
-        stop(shard)
+    for stops_cleanly in (False, True):
+        if stops_cleanly:
+            shard.close()
         for _ in range(2):
-            shard = finished(lost(shard.disk), spec(**settings))
-            assert values(shard) == [*there, "x"] and shard.logs[1].visible_end == end + 1
+            assert isinstance(shard.disk, SimulatedDisk)
+            shard = reopen_and_finish(lost(shard.disk), spec(**settings))
+            assert values(shard) == [*before, "x"] and shard.logs[1].visible_end == end + 1
 
 
 def append(shard: Shard, key: str, text: str) -> None:
@@ -215,16 +226,16 @@ def append(shard: Shard, key: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("offset", [2, 3])
-def test_a_segment_that_a_reader_holds_does_not_come_back_behind_a_cut(offset: int) -> None:
-    """Compaction had replaced it, and its file was kept: the cut log began its next segment under the same name."""
-    settings = {"segment_size": 100, "cleanup_policy": "compact"}
+def test_a_leased_segment_does_not_return_after_a_truncation(offset: int) -> None:
+    """Compaction had replaced the segment but kept its file, and the truncated log reused the name for its next one."""
+    settings: dict[str, Any] = {"segment_size": 100, "cleanup_policy": "compact"}
     disk = new_disk()
     shard = reopen(disk, spec(**settings))
     for text in "abcd":
         append(shard, text, text.ljust(60, "."))
     log, maintenance = shard.logs[1], shard.maintenance
     maintenance.leases.take({(1, s.base, s.generation): s for s in log.segments}, 1 << 60, "reader")
-    log.settings = spec(cleanup_policy="compact").settings  # what is four segments now fits one
+    log.settings = spec(cleanup_policy="compact").settings  # four segments fit into one now
     maintenance.compact(log, lambda result, error: None)
     shard.pump()
     assert len(log.segments) == 2
@@ -233,18 +244,18 @@ def test_a_segment_that_a_reader_holds_does_not_come_back_behind_a_cut(offset: i
     wanted = [*"abcd"[:offset], "e"]
     assert values(shard) == wanted
     for image in (disk.kill(), lost(disk)):
-        assert values(finished(image, spec(**settings))) == wanted
+        assert values(reopen_and_finish(image, spec(**settings))) == wanted
     maintenance.leases.give_back("reader")
     maintenance.sweep()
     shard.pump()
     assert values(shard) == wanted
-    assert values(finished(lost(disk), spec(**settings))) == wanted
+    assert values(reopen_and_finish(lost(disk), spec(**settings))) == wanted
 
 
-def test_a_pin_set_while_retention_is_under_way_holds_from_when_it_is_confirmed() -> None:
-    """The start that retention had asked for went past the pin, which was set before that was durable."""
+def test_a_pin_set_during_retention_holds_once_it_is_confirmed() -> None:
+    """The pin was set before the new start was durable, and retention still moved the start past it."""
     disk = new_disk()
-    settings = {"segment_size": 100, "retention_bytes": 0}
+    settings: dict[str, Any] = {"segment_size": 100, "retention_bytes": 0}
     shard = reopen(disk, spec(**settings))
     for text in "abcd":
         write(shard, text, size=60)
@@ -267,20 +278,20 @@ def test_a_pin_set_while_retention_is_under_way_holds_from_when_it_is_confirmed(
     shard.maintenance.starts.delete_before(log, 2)
     log.set_pin("late", 1)
     shard.pump()
-    assert values(shard) == ["c", "d"], "what somebody deletes is not retention's"
+    assert values(shard) == ["c", "d"], "a pin does not prevent a deletion on request"
     assert values(reopen(lost(disk), spec(**settings))) == ["c", "d"]
 
 
 @pytest.mark.parametrize("nth", range(1, 8))
-def test_retention_that_meets_a_pin_and_a_full_disk_takes_what_is_pinned_only_if_the_pin_was_refused(nth: int) -> None:
+def test_on_a_full_disk_retention_removes_pinned_records_only_if_the_pin_was_refused(nth: int) -> None:
     disk = new_disk()
-    settings = {"segment_size": 100, "retention_bytes": 0}
+    settings: dict[str, Any] = {"segment_size": 100, "retention_bytes": 0}
     shard = reopen(disk, spec(**settings))
     for text in "abcd":
         write(shard, text, size=60)
     log = shard.logs[1]
     shard.maintenance.starts.apply_retention(log, 0)
-    shard._deferred.popleft()()  # its round is under way, so that what comes now is in another
+    shard._deferred.popleft()()  # its round is in flight, so later changes are in another round
     log.set_pin("job", 1)
     pin = shard.group()
     pin.put("pins", b"job", b"1")

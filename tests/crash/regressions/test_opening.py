@@ -1,4 +1,4 @@
-"""Bugs that the crash tests found in opening a folder, each in a few lines that show it."""
+"""Bugs in opening a data folder that the crash tests found, each reduced to a few lines."""
 
 from collections.abc import Iterator
 from random import Random
@@ -18,10 +18,10 @@ from tests.crash.shards import (
     batch,
     checkpoint,
     every_cut,
-    finished,
     lost,
     new_disk,
     reopen,
+    reopen_and_finish,
     spec,
     truncate,
     values,
@@ -30,8 +30,8 @@ from tests.crash.shards import (
 from tests.crash.simdisk import SimulatedDisk
 
 
-def test_the_names_of_the_top_folders_are_durable_before_the_first_confirm() -> None:
-    """The state folder's own name was never synced: a cut took the epoch and the marker with it."""
+def test_the_top_level_folders_are_durable_before_the_first_confirm() -> None:
+    """The name of the state folder was never synced, so a power cut removed the epoch and the marker."""
     disk = new_disk()
     shard = reopen(disk, spec())
     epoch = shard.epoch
@@ -43,8 +43,8 @@ def test_the_names_of_the_top_folders_are_durable_before_the_first_confirm() -> 
     assert again.epoch > epoch
 
 
-def test_a_segment_that_recovery_closed_keeps_its_end_through_a_cut() -> None:
-    """Recovery wrote the seal without a sync, so the next start read on into bytes that had been moved."""
+def test_a_segment_sealed_by_recovery_keeps_its_end_after_a_power_cut() -> None:
+    """Recovery wrote the seal without a sync, so the next start read bytes beyond it that had been moved."""
     disk = new_disk()
     shard = reopen(disk, spec())
     write(shard, "a")
@@ -55,8 +55,8 @@ def test_a_segment_that_recovery_closed_keeps_its_end_through_a_cut() -> None:
     assert values(reopen(lost(disk), spec())) == ["a", "b"]
 
 
-def test_an_append_of_several_batches_is_completed_from_the_journal_when_its_segment_has_some_of_them() -> None:
-    """The journal's parts were looked up by their first offset only."""
+def test_a_partly_written_append_of_several_batches_is_completed_from_the_journal() -> None:
+    """The parts in the journal were only looked up by their first offset."""
     disk = new_disk()
     shard = reopen(disk, spec())
     ticket = shard.logs[1].append(batch("a") + batch("b"))
@@ -68,8 +68,8 @@ def test_an_append_of_several_batches_is_completed_from_the_journal_when_its_seg
     assert values(reopen(image, spec())) == ["a", "b"]
 
 
-def test_a_log_whose_first_segment_lost_its_name_is_filled_up_from_the_journal() -> None:
-    """The log was taken to start at the first segment that was found."""
+def test_segments_that_lost_their_names_are_restored_from_the_journal() -> None:
+    """The first segment that was found was treated as the start of the log."""
     disk = new_disk()
     shard = reopen(disk, spec(segment_size=100))
     for text in "abc":
@@ -83,8 +83,8 @@ def test_a_log_whose_first_segment_lost_its_name_is_filled_up_from_the_journal()
         assert values(reopen(image, spec())) == ["a", "b", "c"]
 
 
-def test_l2_a_group_read_from_the_page_cache_is_whole_after_a_cut_inside_recovery() -> None:
-    """A kill leaves an entry unsynced; recovery put the group into one log, and the cut took the entry."""
+def test_an_unsynced_group_stays_atomic_after_a_power_cut_during_recovery() -> None:
+    """A kill leaves an entry unsynced. Recovery wrote the group to one log, and then a power cut removed the entry."""
     disk = new_disk()
     specs = spec(1), spec(2)
     shard = reopen(disk, *specs)
@@ -107,11 +107,11 @@ def test_l2_a_group_read_from_the_page_cache_is_whole_after_a_cut_inside_recover
         assert values(again, 1) == values(again, 2)
 
 
-def test_a_torn_journal_header_does_not_bring_entries_of_a_former_life_back() -> None:
-    """The number of the file was taken from the headers that could be read, so it was used twice."""
+def test_a_torn_journal_header_does_not_restore_entries_of_an_earlier_run() -> None:
+    """The number of a new file was derived from the readable headers, so the same number was used twice."""
     disk = new_disk()
     shard = reopen(disk, spec())
-    for number in range(3):  # never synced, so the header is not, either
+    for number in range(3):  # lazy, so neither the entries nor the header are synced
         group = shard.group()
         group.put("t", b"k%d" % number, b"former")
         group.commit(lazy=True)
@@ -122,14 +122,14 @@ def test_a_torn_journal_header_does_not_bring_entries_of_a_former_life_back() ->
     shard = reopen(image, spec())
     assert dict(shard.state.items("t")) == {}
     group = shard.group()
-    group.put("t", b"k0", b"later.")  # just as long as what it overwrites
+    group.put("t", b"k0", b"later.")  # same length as the entry that it overwrites
     group.commit()
     shard.pump()
     assert dict(reopen(lost(image), spec()).state.items("t")) == {b"k0": b"later."}
 
 
-def test_state_read_from_the_page_cache_is_not_built_upon() -> None:
-    """A kill left a checkpoint unsynced; the next life appended to it, and a cut tore the first of the two."""
+def test_an_unsynced_checkpoint_is_not_appended_to_after_a_kill() -> None:
+    """A kill left a checkpoint unsynced, the next start appended to it, and a power cut tore the first part."""
     disk = new_disk()
     shard = reopen(disk, spec())
     write(shard, "a")
@@ -150,26 +150,26 @@ def test_state_read_from_the_page_cache_is_not_built_upon() -> None:
         assert values(reopen(cut, spec()))[:1] == ["a"]
 
 
-def test_the_only_state_log_is_never_removed_before_the_next_has_a_durable_name() -> None:
+def test_the_old_state_log_is_removed_only_after_the_new_one_has_a_durable_name() -> None:
     disk = new_disk()
     shard = reopen(disk, spec())
     write(shard, "a")
-    given = shard.next_log_id()
+    assigned = shard.next_log_id()
     image = disk.kill()
     killed: list[SimulatedDisk] = []
     image.before = lambda kind, path: killed.append(image.kill()) if path == f"{ROOT}/state" else None
     reopen(image, spec())
-    assert len(killed) == 1, "renamed, and its folder not synced"
+    assert len(killed) == 1, "renamed, but its folder is not synced yet"
     cuts = every_cut(killed[0])
     reopen(killed[0], spec())
     for cut in cuts:
         again = reopen(cut, spec())
         assert values(again) == ["a"]
-        assert again.next_log_id() > given, "an id is never given out twice"
+        assert again.next_log_id() > assigned, "an id is never assigned twice"
 
 
-def test_an_async_log_that_lost_a_segment_before_its_sync_does_not_stop_the_shard() -> None:
-    """The list of files to sync still named it: no such file was taken for a failing disk."""
+def test_an_async_segment_removed_before_its_sync_does_not_stop_the_shard() -> None:
+    """The list of files to sync still contained the segment, and ENOENT was treated as a disk failure."""
     disk = new_disk()
     specs = spec(1, write_mode="async", segment_size=100), spec(2)
     shard = reopen(disk, *specs)
@@ -186,14 +186,14 @@ def test_an_async_log_that_lost_a_segment_before_its_sync_does_not_stop_the_shar
     assert values(shard) == ["c", "d"]
 
 
-def test_the_seal_of_an_unfinished_recovery_does_not_hide_what_lies_behind_it() -> None:
-    """Retention had moved the start past the seal, so the segment was dropped with all that followed."""
+def test_the_seal_of_an_interrupted_recovery_does_not_hide_later_records() -> None:
+    """Retention had moved the start past the seal, so the segment and all later records were dropped."""
     disk = new_disk()
     shard = reopen(disk, spec())
     write(shard, "a")
     checkpoint(shard)
     for text in "bcd":
-        write(shard, text, size=1000)  # past the journal
+        write(shard, text, size=1000)  # too large for the journal
     shard.maintenance.starts.delete_before(shard.logs[1], 2)
     shard.pump()
     images = every_cut(disk := disk.kill())
@@ -202,8 +202,8 @@ def test_the_seal_of_an_unfinished_recovery_does_not_hide_what_lies_behind_it() 
         assert values(reopen(image, spec()))[-2:] == ["c", "d"]
 
 
-def test_an_active_segment_of_which_nothing_was_synced_may_lose_its_name() -> None:
-    """A truncation to a segment's edge left an empty one; a later segment was found behind the sealed ones."""
+def test_an_unsynced_active_segment_may_lose_its_name() -> None:
+    """A truncation to a segment boundary left an empty segment; without it, there is a gap after the sealed ones."""
     disk = new_disk()
     shard = reopen(disk, spec(segment_size=100))
     for text in "ab":
@@ -215,26 +215,26 @@ def test_an_active_segment_of_which_nothing_was_synced_may_lose_its_name() -> No
     names = sorted(path for path in disk.files() if path.endswith(".log"))
     image = disk.kill()
     image.remove(names[1])
-    assert values(finished(image, spec(segment_size=100))) == ["a", "c", "d"]
+    assert values(reopen_and_finish(image, spec(segment_size=100))) == ["a", "c", "d"]
 
 
 def test_the_catalog_is_not_read_before_the_folder_is_locked() -> None:
     disk = new_disk()
     reopen(disk, spec())
-    asked = []
+    catalog_reads = []
 
     def specs() -> Iterator[LogSpec]:
-        asked.append(True)
+        catalog_reads.append(True)
         yield spec()
 
     with pytest.raises(DataFolderLocked):
         Shard.open(ROOT, SETTINGS, logs=specs(), clock=ManualClock(), disk=disk)
-    assert not asked
+    assert not catalog_reads
 
 
 @pytest.mark.parametrize("torn", [0, 1 << 24])
-def test_an_epoch_that_a_crash_tore_is_not_taken_for_the_batchs_own(torn: int) -> None:
-    """It lies before what the batch's checksum covers: a batch of epoch 1 came out as one of epoch 0."""
+def test_a_torn_leader_epoch_is_corrected_by_recovery(torn: int) -> None:
+    """The checksum does not cover the epoch: a batch of epoch 1 was read as one of epoch 0."""
     disk = new_disk()
     shard = reopen(disk, spec())
     write(shard, "a")
@@ -251,14 +251,14 @@ def test_an_epoch_that_a_crash_tore_is_not_taken_for_the_batchs_own(torn: int) -
     assert [info.leader_epoch for at in range(3) for info in codec.scan(again.logs[1].read(at, 1).data)] == [0, 1, 1]
 
 
-def test_the_slot_of_a_log_says_after_a_start_where_the_open_transaction_begins() -> None:
-    """It said that all is stable until somebody wrote: who reads the files took the transaction for committed."""
+def test_after_a_start_the_slot_of_a_log_ends_before_the_open_transaction() -> None:
+    """Until the next append, the slot claimed that all records are stable, so other processes read uncommitted ones."""
     disk = new_disk()
     shard = reopen(disk, spec())
     shard.logs[1].set_stable_limit(0)
     write(shard, "in a transaction")
     shard.close()
     shard = reopen(disk, spec())
-    shard.logs[1].set_stable_limit(0)  # as producers do when they are loaded
+    shard.logs[1].set_stable_limit(0)  # as loading the producer state does
     shard.pump()
     assert read_all(disk, f"{ROOT}/slots")[1].stable_end == 0

@@ -1,4 +1,4 @@
-"""Bugs that the crash tests found in rounds, checkpoints and full disks, each in a few lines that show it."""
+"""Bugs in rounds, checkpoints and full disks that the crash tests found, each reduced to a few lines."""
 
 import errno
 from random import Random
@@ -15,12 +15,12 @@ from tests.crash.shards import ROOT, SETTINGS, batch, checkpoint, lost, new_disk
 from tests.crash.simdisk import Fault, SimulatedDisk
 
 
-def test_a_direct_append_does_not_take_a_folder_for_synced_that_a_checkpoint_is_about_to_sync() -> None:
+def test_a_direct_append_syncs_a_folder_that_a_checkpoint_has_not_synced_yet() -> None:
     disk = new_disk()
     shard = reopen(disk, spec())
     write(shard, "a")
     shard.checkpoint(lambda error: None)
-    assert shard._inline[0].pump(), "the checkpoint has taken the list of what to sync, and synced nothing yet"
+    assert shard._inline[0].pump(), "the checkpoint has collected the files to sync but synced none yet"
     ticket = shard.logs[1].append(batch("b", 1000))
     while not ticket.done:
         assert shard._deferred or shard._inline[0].pump()
@@ -29,8 +29,8 @@ def test_a_direct_append_does_not_take_a_folder_for_synced_that_a_checkpoint_is_
     assert values(reopen(lost(disk), spec())) == ["a", "b"]
 
 
-def test_a_group_on_an_async_log_makes_what_lies_before_it_durable() -> None:
-    """The group's records were in the synced journal, those before them nowhere: the log was called damaged."""
+def test_a_group_on_an_async_log_makes_earlier_records_durable() -> None:
+    """The group was in the synced journal, earlier records were lost, and the log was reported as damaged."""
     disk = new_disk()
     specs = spec(1, write_mode="async"), spec(2)
     shard = reopen(disk, *specs)
@@ -45,8 +45,8 @@ def test_a_group_on_an_async_log_makes_what_lies_before_it_durable() -> None:
     assert values(again, 1) == ["a", "b"] and values(again, 2) == ["b"]
 
 
-def test_a_round_never_outgrows_a_journal_file() -> None:
-    """Many small changes, or a journal smaller than a round, ran into an assertion: nothing was confirmed again."""
+def test_a_round_never_exceeds_a_journal_file() -> None:
+    """Many small changes, or a journal smaller than a round, failed an assertion, and confirms stopped for good."""
     shard = reopen(new_disk(), spec())
     tickets = []
     for number in range(2000):
@@ -58,15 +58,15 @@ def test_a_round_never_outgrows_a_journal_file() -> None:
     assert all(ticket.done and ticket.error is None for ticket in tickets)
 
 
-def test_a_checkpoint_does_not_forget_a_round_that_found_no_room_in_its_segment() -> None:
-    """The marker included the entry, the journal's file was used again, and the record was nowhere."""
+def test_a_checkpoint_keeps_a_round_that_could_not_be_written_to_its_segment() -> None:
+    """The marker included the entry, the journal file was recycled, and the record was lost."""
     disk = new_disk()
     shard = reopen(disk, spec())
     write(shard, "a")
     disk.capacity = disk.used
     ticket = shard.logs[1].append(batch("b", 40))
     shard.pump()
-    assert not ticket.done, "durable in the journal, but not readable yet"
+    assert not ticket.done, "durable in the journal but not readable yet"
     checkpoint(shard)
     assert values(reopen(lost(disk), spec())) == ["a", "b"]
     disk.capacity = 1 << 50
@@ -77,8 +77,8 @@ def test_a_checkpoint_does_not_forget_a_round_that_found_no_room_in_its_segment(
     assert ticket.done and ticket.error is None and values(shard) == ["a", "b"]
 
 
-def test_l8_no_checkpoint_follows_a_failed_sync() -> None:
-    """A later sync answers OK and writes nothing: the marker then named bytes the device never had."""
+def test_no_checkpoint_follows_a_failed_sync() -> None:
+    """A later sync succeeds and writes nothing, so the marker covered bytes that never reached the device."""
     disk = new_disk()
     shard = reopen(disk, spec())
     write(shard, "a")
@@ -95,8 +95,8 @@ def test_l8_no_checkpoint_follows_a_failed_sync() -> None:
     assert values(reopen(lost(killed), spec())) == found
 
 
-def test_a_journal_file_without_its_header_is_not_written_to() -> None:
-    """The header found no room, the file was kept, and what was confirmed into it was gone."""
+def test_a_journal_file_without_a_header_is_not_used() -> None:
+    """The disk was full for the header, the file was used anyway, and records confirmed in it were lost."""
     disk = new_disk()
     shard = reopen(disk, spec())
     disk.arm(Fault("pwrite", 1, errno.ENOSPC, within=".wal"))
@@ -108,7 +108,7 @@ def test_a_journal_file_without_its_header_is_not_written_to() -> None:
     assert values(reopen(lost(disk), spec())) == ["b"]
 
 
-def test_a_round_that_the_journal_has_no_room_for_is_refused_and_leaves_nothing() -> None:
+def test_a_round_that_does_not_fit_on_a_full_disk_is_refused_and_leaves_no_trace() -> None:
     disk = new_disk()
     shard = reopen(disk, spec())
     write(shard, "a")
@@ -121,7 +121,7 @@ def test_a_round_that_the_journal_has_no_room_for_is_refused_and_leaves_nothing(
     assert values(reopen(lost(disk), spec())) == ["a", "c"]
 
 
-def test_a_read_that_fails_says_so_with_an_error_of_ours() -> None:
+def test_a_failed_read_raises_storage_error() -> None:
     disk = new_disk()
     shard = reopen(disk, spec())
     write(shard, "a")
@@ -131,8 +131,8 @@ def test_a_read_that_fails_says_so_with_an_error_of_ours() -> None:
     assert values(shard) == ["a"]
 
 
-def test_two_retries_on_a_full_disk_do_not_confirm_the_round_behind() -> None:
-    """The answer to the second retry was taken for that of the next round, which had not been written."""
+def test_two_retries_on_a_full_disk_do_not_confirm_the_next_round() -> None:
+    """The result of the second retry was used for the next round, which had not been written."""
     disk = new_disk()
     shard = reopen(disk, spec())
     write(shard, "a")
@@ -142,21 +142,21 @@ def test_two_retries_on_a_full_disk_do_not_confirm_the_round_behind() -> None:
     second = shard.logs[1].append(batch("c", 40)) if not shard.is_full else None
     group = shard.group()
     group.put("t", b"k", b"v")
-    behind = group.commit()
+    next_round = group.commit()
     assert not first.done and second is None
     disk.capacity = 1 << 50
     shard.tick()
     shard.tick()
-    told: list[bool] = []
-    behind.add_callback(lambda ticket: told.append(disk.unsynced(b"tkv") is None))
+    was_synced: list[bool] = []
+    next_round.add_callback(lambda ticket: was_synced.append(disk.unsynced(b"tkv") is None))
     shard.pump()
     assert first.done and first.error is None
-    assert told == [True]
+    assert was_synced == [True]
     assert dict(reopen(lost(disk), spec()).state.items("t")) == {b"k": b"v"}
 
 
-def test_the_name_of_a_segment_that_was_begun_early_is_synced_when_its_file_is_made() -> None:
-    """Retention rolls without writing: the folder was synced before the file was there, and not after."""
+def test_the_name_of_a_segment_rolled_by_retention_is_synced_after_its_file_is_created() -> None:
+    """Retention rolls without writing, so the folder was synced before the file existed, and not again."""
     disk = new_disk()
     shard = reopen(disk, spec())
     write(shard, "a")
@@ -171,8 +171,8 @@ def test_the_name_of_a_segment_that_was_begun_early_is_synced_when_its_file_is_m
 @pytest.mark.parametrize("path", [".wal", ".log"])
 @pytest.mark.parametrize("size", [0, 1000])
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0])
-def test_d5_what_a_full_disk_refused_never_appears(path: str, size: int, share: float) -> None:
-    """Half an entry may be a whole one, its rest being padding; and what was cut off may come back."""
+def test_a_record_refused_on_a_full_disk_never_appears(path: str, size: int, share: float) -> None:
+    """Half an entry may be complete, because the rest is padding; and truncated bytes may return."""
     disk = new_disk()
     shard = reopen(disk, spec())
     write(shard, "a", size=size)
@@ -184,20 +184,20 @@ def test_d5_what_a_full_disk_refused_never_appears(path: str, size: int, share: 
             assert values(reopen(image, spec())) == ["a"]
 
 
-def test_a_checkpoint_asked_for_while_stopping_does_not_spoil_the_clean_stop() -> None:
+def test_a_checkpoint_requested_during_a_stop_keeps_the_stop_clean() -> None:
     disk = new_disk()
     shard = reopen(disk, spec())
     write(shard, "a")
-    asked: list[BaseException | None] = []
-    disk.before = lambda kind, path: shard.checkpoint(asked.append) if "state" in path and not asked else None
+    results: list[BaseException | None] = []
+    disk.before = lambda kind, path: shard.checkpoint(results.append) if "state" in path and not results else None
     shard.close()
     disk.before = None
     _, report = Shard.open(ROOT, SETTINGS, logs=[spec()], clock=ManualClock(), disk=lost(disk))
     assert report.clean
 
 
-def test_l8_a_sync_of_the_journal_that_failed_is_not_tried_again() -> None:
-    """The job was queued before the failure was known; its sync answered OK, and lazy changes were called safe."""
+def test_a_failed_sync_of_the_journal_is_not_retried() -> None:
+    """A job queued before the failure was known synced with success, and lazy changes were reported as durable."""
     disk = new_disk()
     shard = reopen(disk, spec())
     group = shard.group()
@@ -212,23 +212,23 @@ def test_l8_a_sync_of_the_journal_that_failed_is_not_tried_again() -> None:
     assert dict(reopen(lost(disk), spec()).state.items("t")) == {}
 
 
-def test_the_slot_of_a_deleted_log_goes_after_the_round_that_still_writes_it() -> None:
-    """It was cleared at once, and the round that was under way wrote it again: a log that nobody has, for ever."""
+def test_the_slot_of_a_deleted_log_is_cleared_after_its_last_round() -> None:
+    """The slot was cleared at once, but the round in flight wrote it again, for a log that no longer existed."""
     disk = new_disk()
     shard = reopen(disk, spec(1), spec(2))
     write(shard, "a", 1)
     write(shard, "b", 2)
     shard.logs[1].append(batch("c"))
     while shard._deferred:
-        shard._deferred.popleft()()  # planned, and not written yet
+        shard._deferred.popleft()()  # planned but not written yet
     shard.delete_log(1)
     shard.pump()
     assert set(read_all(disk, f"{ROOT}/{paths.SLOTS}")) == {2}
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
-def test_l8_a_slot_that_cannot_be_cleared_is_no_bare_error_of_the_system(error: int) -> None:
-    """Deleting a log raised it at whoever asked, after the log was gone: nobody stopped, nobody was told."""
+def test_an_error_while_clearing_a_slot_stops_the_shard_or_is_a_full_disk(error: int) -> None:
+    """Deleting a log raised OSError at the caller after the log was deleted, and the shard did not stop."""
     disk = new_disk()
     shard = reopen(disk, spec(1), spec(2))
     write(shard, "a", 1)
@@ -244,8 +244,8 @@ def test_l8_a_slot_that_cannot_be_cleared_is_no_bare_error_of_the_system(error: 
         assert values(reopen(lost(disk), spec(2)), 2) == ["b", "c"]
 
 
-def test_what_was_confirmed_under_async_is_durable_before_anything_that_is_confirmed_under_sync() -> None:
-    """The next round was in the synced journal, what lay before it nowhere: the log was called damaged."""
+def test_async_records_are_durable_before_later_sync_records_are_confirmed() -> None:
+    """The next round was in the synced journal, earlier records were lost, and the log was reported as damaged."""
     disk = new_disk()
     shard = reopen(disk, spec(write_mode="async"))
     log = shard.logs[1]
@@ -257,7 +257,7 @@ def test_what_was_confirmed_under_async_is_durable_before_anything_that_is_confi
     assert values(reopen(lost(disk), spec())) == ["a", "b", "c"]
 
 
-def test_what_was_confirmed_under_async_is_synced_in_time_though_the_log_is_so_no_longer() -> None:
+def test_async_records_are_still_flushed_after_a_change_to_sync() -> None:
     disk = new_disk()
     shard = reopen(disk, spec(write_mode="async", flush_interval_ms=500))
     log = shard.logs[1]
@@ -271,19 +271,19 @@ def test_what_was_confirmed_under_async_is_synced_in_time_though_the_log_is_so_n
 
 def flush(shard: Shard) -> None:
     assert isinstance(shard.clock, ManualClock)
-    for _ in range(2):  # the first look says since when there is something
+    for _ in range(2):  # the first tick records when unsynced data was found
         shard.tick()
         shard.clock.advance(0.6)
     shard.tick()
     shard.pump()
 
 
-def test_the_flush_of_an_async_log_syncs_what_groups_wrote_to_it() -> None:
-    """It found nothing to sync, and called it durable: gone after a power cut, or called damaged."""
+def test_the_flush_of_an_async_log_syncs_records_written_by_groups() -> None:
+    """The flush found nothing to sync but reported the records as durable; a power cut lost them."""
     disk = new_disk()
     specs = tuple(spec(number, write_mode="async", flush_interval_ms=500) for number in (1, 2))
     shard = reopen(disk, *specs)
-    group = shard.group()  # as a request to several partitions is one
+    group = shard.group()  # like a request to several partitions
     for log in shard.logs.values():
         group.append(log, batch("a"))
     ticket = group.commit()
@@ -296,7 +296,7 @@ def test_the_flush_of_an_async_log_syncs_what_groups_wrote_to_it() -> None:
 
 
 def settle_until_the_journal_is_full(shard: Shard, disk: SimulatedDisk) -> Ticket:
-    """On a full disk, on which checkpoints find no room. The settle that waits for one."""
+    """Settle on a full disk until the journal needs a checkpoint, which fails. Return the ticket that waits for it."""
 
     def settle(number: int) -> Ticket:
         group = shard.group()
@@ -304,7 +304,8 @@ def settle_until_the_journal_is_full(shard: Shard, disk: SimulatedDisk) -> Ticke
         return group.commit(lazy=True)
 
     number = 0
-    while len(disk.listdir(f"{ROOT}/journal")) < SETTINGS.journal_files:  # the keeper is slow: all files are in use
+    # Without checkpoints, until all files are in use.
+    while len(disk.listdir(f"{ROOT}/journal")) < SETTINGS.journal_files:
         number += 1
         settle(number)
         while shard._deferred or shard._inline[0].pump():
@@ -321,8 +322,8 @@ def settle_until_the_journal_is_full(shard: Shard, disk: SimulatedDisk) -> Ticke
             return ticket
 
 
-def test_a_round_that_waits_for_the_journal_on_a_full_disk_goes_on_when_there_is_room() -> None:
-    """The last checkpoint found none, and nothing had changed since: there was never another one."""
+def test_a_round_that_waits_for_the_journal_on_a_full_disk_continues_when_space_is_free() -> None:
+    """The last checkpoint failed with a full disk, and no other was tried because nothing had changed since."""
     disk = new_disk()
     shard = reopen(disk, spec())
     write(shard, "a")
@@ -339,8 +340,8 @@ def test_a_round_that_waits_for_the_journal_on_a_full_disk_goes_on_when_there_is
 
 
 @pytest.mark.parametrize("waits_for", ["the journal", "its segment"])
-def test_a_stop_does_not_wait_for_room_on_the_disk(waits_for: str) -> None:
-    """It hung for ever: nothing is tried again while a shard stops."""
+def test_a_stop_does_not_wait_for_disk_space(waits_for: str) -> None:
+    """The stop never completed, because a stopping shard retries nothing."""
     disk = new_disk()
     shard = reopen(disk, spec())
     write(shard, "a")
@@ -351,9 +352,9 @@ def test_a_stop_does_not_wait_for_room_on_the_disk(waits_for: str) -> None:
         ticket = shard.logs[1].append(batch("b"))
         shard.pump()
         assert shard.committer.is_stuck and not ticket.done
-    told: list[BaseException | None] = []
-    shard.close(told.append)
+    results: list[BaseException | None] = []
+    shard.close(results.append)
     shard.pump()
-    assert told == [None]
+    assert results == [None]
     shard.join()
     assert values(reopen(lost(disk), spec())) == ["a", "b"][: 1 + (waits_for == "its segment")]

@@ -9,7 +9,7 @@ from tests.ports import free_port
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """On a port that it finds free again after it was stopped, whoever connects to wherever meanwhile."""
+    """A broker on a port that stays reserved while it is stopped."""
     broker = Running(tmp_path_factory.mktemp("data"), amqp=Address("127.0.0.1", free_port()))
     yield broker
     broker.stop()

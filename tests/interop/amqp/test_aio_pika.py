@@ -35,7 +35,7 @@ async def test_publish_with_confirms_and_iterate(running: Running) -> None:
         assert got == [(b"%d" % n, n) for n in range(200)]
 
 
-async def test_a_robust_connection_comes_back_after_the_broker_did(running: Running) -> None:
+async def test_a_robust_connection_reconnects_after_a_broker_restart(running: Running) -> None:
     connection = await aio_pika.connect_robust(url(running), reconnect_interval=0.1)
     async with connection:
         channel = await connection.channel()

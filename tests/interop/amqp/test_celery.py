@@ -76,7 +76,7 @@ def worker(environment: dict[str, str], app: Any, tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.usefixtures("worker")
-def test_results_come_back_by_rpc(app: Any) -> None:
+def test_rpc_results_are_returned(app: Any) -> None:
     results = [app.add.delay(n, n) for n in range(20)]
     assert [result.get(timeout=WORKER_PATIENCE_S) for result in results] == [2 * n for n in range(20)]
 
@@ -109,8 +109,8 @@ def test_inspect_events_and_revoke_reach_the_worker(app: Any, tmp_path: Path) ->
 
 
 def events_of(app: Any) -> list[str]:
-    """Kinds of events, up to the first success. Tasks are sent all the time: what happens before the receiver's
-    queue is bound is nobody's event."""
+    """Kinds of events, up to the first success. Tasks are sent repeatedly, because events before the receiver's
+    queue is bound are lost."""
     seen: list[str] = []
     done = threading.Event()
 
@@ -137,7 +137,7 @@ def events_of(app: Any) -> list[str]:
 def test_the_higher_priority_is_worked_on_first(app: Any, environment: dict[str, str], tmp_path: Path) -> None:
     for word, priority in [("low", 0), ("high", 9), ("middle", 5), ("low", 0), ("high", 9)]:
         app.note.apply_async((str(tmp_path / "notes"), word), priority=priority, queue="ordered")
-    with app.app.connection() as connection:  # another one than that of the tasks, which nobody confirms
+    with app.app.connection() as connection:  # not the connection of the tasks, which uses no confirms
         channel = connection.channel()
         eventually(lambda: channel.queue_declare("ordered", passive=True).message_count == 5, "all tasks are there")
     worker = Worker(environment, tmp_path, "-Q", "ordered", "--without-gossip", "--without-mingle")

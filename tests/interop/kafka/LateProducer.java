@@ -23,8 +23,8 @@ public class LateProducer {
                     Thread.sleep(100);
                 }
             } catch (ExecutionException | KafkaException late) {
-                // The client tells us before it has noted for itself that it needs a new epoch: who aborts at once, on
-                // a busy machine, goes on with the old one and is fenced.
+                // The client raises the error before it records that it needs a new epoch. An immediate abort on a busy
+                // machine would continue with the old epoch and be fenced.
                 Thread.sleep(1000);
                 producer.abortTransaction();
             }

@@ -40,7 +40,9 @@ def test_an_amqp_queue_is_read_as_a_topic(broker: KafkaBroker, channel: Any, nam
     assert {message.key() for message in messages} == {queue.encode()}, "the routing key"
 
 
-def test_what_kafka_produces_reaches_the_consumers_of_the_queue(broker: KafkaBroker, channel: Any, name: Name) -> None:
+def test_records_produced_by_kafka_reach_the_consumers_of_the_queue(
+    broker: KafkaBroker, channel: Any, name: Name
+) -> None:
     queue = name("q")
     channel.queue_declare(queue, durable=True)
     produce(broker, queue, [b"from kafka"])
@@ -97,7 +99,7 @@ def test_a_topic_is_read_over_http(broker: KafkaBroker, name: Name) -> None:
         assert b"one" in answer.read()
 
 
-def test_what_http_publishes_wakes_a_kafka_consumer(broker: KafkaBroker, name: Name) -> None:
+def test_a_message_published_over_http_wakes_a_waiting_kafka_consumer(broker: KafkaBroker, name: Name) -> None:
     topic = make_topic(broker, name("t"))
     url = f"http://127.0.0.1:{broker.http_port}/topics/{topic}/messages"
     request = urllib.request.Request(url, b"hello")

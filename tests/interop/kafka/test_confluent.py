@@ -96,7 +96,9 @@ def closing() -> Iterator[list[Consumer]]:
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_what_is_produced_is_read_in_order_and_offsets_are_kept(broker: KafkaBroker, name: Name, protocol: str) -> None:
+def test_produced_records_are_read_in_order_and_offsets_are_committed(
+    broker: KafkaBroker, name: Name, protocol: str
+) -> None:
     topic, group = name("t"), name("g")
     values = [str(number).encode() for number in range(500)]
     assert produce(broker, topic, values) == [(0, number) for number in range(500)]
@@ -124,7 +126,7 @@ def test_every_codec_passes_through(broker: KafkaBroker, name: Name, codec: str)
     reader.close()
 
 
-def test_keys_headers_and_timestamps_come_back(broker: KafkaBroker, name: Name) -> None:
+def test_keys_headers_and_timestamps_survive_a_round_trip(broker: KafkaBroker, name: Name) -> None:
     topic = name("t")
     producer = Producer({"bootstrap.servers": broker.address})
     producer.produce(topic, b"value", key=b"key", headers=[("h", b"1"), ("h", None)], timestamp=1_600_000_000_123)
@@ -205,7 +207,7 @@ def wait_for(true: Callable[[], bool], *consumers: Consumer, seconds: float = 2 
     while not true():
         assert time.monotonic() < deadline, [one.assignment() for one in consumers]
         if not consumers:
-            time.sleep(0.02)  # or it would take the core that those who are waited for need
+            time.sleep(0.02)  # leaves the core to the consumers that are waited for
         for one in consumers:
             message = one.poll(0.05)
             if message is not None and not message.error():
@@ -235,7 +237,7 @@ def test_offsets_are_found_by_time(broker: KafkaBroker, name: Name, admin: Admin
     reader.close()
 
 
-def test_a_transaction_is_seen_whole_or_not_at_all(broker: KafkaBroker, name: Name) -> None:
+def test_a_transaction_is_visible_completely_or_not_at_all(broker: KafkaBroker, name: Name) -> None:
     topic = make_topic(broker, name("t"), 2)
     producer = Producer({"bootstrap.servers": broker.address, "transactional.id": name("x")})
     producer.init_transactions(SECONDS)
@@ -411,7 +413,7 @@ def test_topics_are_made_grown_configured_and_deleted(broker: KafkaBroker, name:
         ({"message_timestamp_type": "Yesterday"}, KafkaError.INVALID_CONFIG),
     ],
 )
-def test_configs_nobody_knows_are_refused(broker: KafkaBroker, name: Name, config: dict[str, Any], code: int) -> None:
+def test_unknown_configs_are_refused(broker: KafkaBroker, name: Name, config: dict[str, Any], code: int) -> None:
     with pytest.raises(KafkaException) as caught:
         make_topic(broker, name("t"), **config)
     assert caught.value.args[0].code() == code

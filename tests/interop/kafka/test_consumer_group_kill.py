@@ -1,4 +1,4 @@
-"""kill -9 of the broker under consumers of the KIP-848 protocol: they go on, and nobody gives anything up."""
+"""kill -9 of the broker under consumers of the KIP-848 protocol: they continue and revoke nothing."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +17,7 @@ PARTITIONS = 4
 
 
 class Reader:
-    """A consumer that counts what it is told of its partitions."""
+    """A consumer that counts its assignment callbacks."""
 
     def __init__(self, broker: KafkaBroker, group: str, topic: str, **config: Any) -> None:
         self.calls: Counter[str] = Counter()
@@ -41,7 +41,7 @@ class Reader:
 @pytest.mark.slow
 @pytest.mark.timeout(360)
 @pytest.mark.parametrize("static", [False, True])
-def test_d7_a_kill_of_the_broker_is_not_noticed_by_consumers_of_the_new_protocol(
+def test_consumers_of_the_consumer_protocol_do_not_notice_a_kill_of_the_broker(
     own_broker: KafkaBroker, name: Name, closing: list[Consumer], static: bool
 ) -> None:
     topic, group = make_topic(own_broker, name("t"), PARTITIONS), name("g")

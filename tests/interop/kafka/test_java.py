@@ -105,7 +105,7 @@ def test_transactions_of_the_java_client_with_the_versions_we_offer(tool: Tool, 
     assert len(read.splitlines()) >= 2000
 
 
-def test_a_java_producer_whose_transaction_timed_out_aborts_and_goes_on(
+def test_a_java_producer_whose_transaction_timed_out_aborts_and_continues(
     broker: KafkaBroker, tool: Tool, name: Name
 ) -> None:
     topic = name("t")
@@ -126,7 +126,7 @@ def test_the_small_tools_run(tool: Tool, name: Name, tmp_path: Path) -> None:
     assert "low_watermark: 2" in tool(f"{TOOLS}.DeleteRecordsCommand", "--offset-json-file", str(offsets))
 
 
-def test_a_java_admin_that_asks_what_settings_mean_is_told(broker: KafkaBroker, tool: Tool, name: Name) -> None:
+def test_a_java_admin_can_read_the_documentation_of_settings(broker: KafkaBroker, tool: Tool, name: Name) -> None:
     """None had a text. Consoles show it beside the setting."""
     topic = name("t")
     tool(TOPICS, "--create", "--topic", topic)

@@ -76,7 +76,7 @@ def test_a_script_that_places_partitions_on_broker_0_works_where_the_broker_has_
     places = [producer.send("t", b"%d" % number, partition=number) for number in range(3)]
     assert [place.get(SECONDS).offset for place in places] == [0, 0, 0]
     producer.close()
-    # Through a group, whose coordinator is told by the same number.
+    # Through a group, whose coordinator has the same node id.
     settings = {"group_id": "g", "auto_offset_reset": "earliest", "consumer_timeout_ms": SECONDS * 1000}
     reader = KafkaConsumer("t", bootstrap_servers=broker_zero.address, **settings)
     assert sorted(next(reader).value for _ in range(3)) == [b"0", b"1", b"2"]
@@ -106,8 +106,8 @@ def test_a_cleanup_policy_is_shown_in_the_order_in_which_it_was_given(admin: Kaf
         assert shown() == then
 
 
-def test_who_asks_for_synonyms_sees_what_a_topic_would_have_without_its_own_setting(admin: KafkaAdminClient) -> None:
-    """Consoles show it as the default. It was told of no setting that the topic had one of its own for."""
+def test_config_synonyms_show_the_default_below_a_topic_setting(admin: KafkaAdminClient) -> None:
+    """Consoles show it as the default. It was missing for every setting that the topic overrides."""
     admin.create_topics({"own": {"configs": {"max.message.bytes": "2000", "cleanup.policy": "compact"}}})
     topic = ConfigResource(ConfigResourceType.TOPIC, "own")
     found = admin.describe_configs([topic], include_synonyms=True, config_filter="all")["topic"]["own"]

@@ -52,7 +52,7 @@ def test_keys_of_compressed_batches_are_found_after_a_kill_too(broker: KafkaBrok
         assert value(broker, "t", "k4999") == f"{life}-4999"
 
 
-def test_what_a_transaction_takes_back_is_not_the_last(broker: KafkaBroker) -> None:
+def test_an_aborted_record_is_not_the_last_of_its_key(broker: KafkaBroker) -> None:
     make(broker, "t")
     producer = Producer({"bootstrap.servers": broker.address, "transactional.id": "x"})
     producer.init_transactions(SECONDS)

@@ -38,14 +38,14 @@ with open(path, "ab", buffering=0) as seen:
                 consumer.commit(asynchronous=False)
                 committed = True
         except KafkaException:
-            pass  # the group gives its partitions out anew: who gets them reads from what was committed
+            pass  # rebalance: the new owner reads from the committed offset
 """
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(360)
 @pytest.mark.parametrize("protocol", ["classic"])  # the new one has a session of 45 s: see the unit tests
-def test_d1_everything_is_read_when_one_of_two_consumers_is_killed(
+def test_all_records_are_read_when_one_of_two_consumers_is_killed(
     broker: KafkaBroker, name: Name, tmp_path: Path, protocol: str
 ) -> None:
     topic, group = make_topic(broker, name("t"), PARTITIONS), name("g")

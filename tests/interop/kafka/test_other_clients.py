@@ -175,7 +175,7 @@ def test_kafkajs_writes_reads_commits_and_transacts(
     assert answer["committed"] == 20
 
 
-def test_d7_offsets_and_the_group_survive_a_kill(own_broker: KafkaBroker, name: Name) -> None:
+def test_offsets_and_the_group_survive_a_kill(own_broker: KafkaBroker, name: Name) -> None:
     topic, group = name("t"), name("g")
     producer = Producer({"bootstrap.servers": own_broker.address})
     for number in range(10):

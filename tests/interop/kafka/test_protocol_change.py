@@ -108,7 +108,7 @@ def started(broker: KafkaBroker, name: Name, closing: list[Consumer]) -> Iterato
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-def test_a_group_goes_to_the_new_protocol_and_back_member_by_member(
+def test_a_group_is_upgraded_and_downgraded_member_by_member(
     started: tuple[Source, Members], strategy: str, static: bool
 ) -> None:
     source, members = started
@@ -174,7 +174,7 @@ def broker_without_changes(tmp_path: Path) -> Iterator[KafkaBroker]:
 
 
 @pytest.mark.timeout(360)
-def test_a_classic_group_stays_one_where_the_broker_is_told_so(
+def test_a_classic_group_is_not_upgraded_if_the_broker_forbids_it(
     broker_without_changes: KafkaBroker, name: Name, closing: list[Consumer]
 ) -> None:
     broker = broker_without_changes

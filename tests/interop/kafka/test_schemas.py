@@ -143,7 +143,9 @@ def test_protobuf_is_written_and_read(broker: KafkaBroker, registry: SchemaRegis
     assert registry.test_compatibility(f"{topic}-value", Schema(wider, "PROTOBUF"))
 
 
-def test_the_client_looks_after_subjects_levels_and_references(registry: SchemaRegistryClient, name: Name) -> None:
+def test_the_client_manages_subjects_compatibility_levels_and_references(
+    registry: SchemaRegistryClient, name: Name
+) -> None:
     person, order = name("person"), name("order")
     registry.register_schema(person, Schema('{"type":"record","name":"people.Person","fields":[]}', "AVRO"))
     text = '{"type":"record","name":"Order","fields":[{"name":"who","type":"people.Person"}]}'
@@ -165,9 +167,7 @@ def test_the_client_looks_after_subjects_levels_and_references(registry: SchemaR
     assert gone.value.error_code in (40401, 40402)
 
 
-def test_a_serializer_that_normalizes_finds_what_was_written_in_another_order(
-    registry: SchemaRegistryClient, name: Name
-) -> None:
+def test_a_normalizing_serializer_finds_an_equivalent_schema(registry: SchemaRegistryClient, name: Name) -> None:
     topic = name("orders")
     subject = f"{topic}-value"
     turned = '{"fields":[{"type":"int","name":"id","unit":"x","label":"y"}],"name":"Order","type":"record"}'
@@ -178,7 +178,7 @@ def test_a_serializer_that_normalizes_finds_what_was_written_in_another_order(
     assert registry.lookup_schema(subject, Schema(stored, "AVRO")).version == 1
 
 
-def test_metadata_and_rules_come_back_to_the_client_as_they_were(registry: SchemaRegistryClient, name: Name) -> None:
+def test_metadata_and_rules_survive_a_round_trip(registry: SchemaRegistryClient, name: Name) -> None:
     topic = name("orders")
     subject = f"{topic}-value"
     metadata = Metadata(None, MetadataProperties({"major": "1"}), [])
@@ -256,7 +256,7 @@ def test_every_schema_that_was_answered_has_its_id_after_kills(tmp_path: Path) -
     for life in range(2):
         killed = threading.Event()
         with ThreadPoolExecutor(4) as clients:
-            work = [clients.submit(register_until, url(broker), f"{life}-{who}", killed) for who in range(4)]
+            work = [clients.submit(register_until, url(broker), f"{life}-{client}", killed) for client in range(4)]
             while sum(map(len, list(RUNNING.values()))) < 40:  # a list: clients still come to it
                 time.sleep(0.01)  # some have to be there first
             broker.kill()

@@ -61,7 +61,7 @@ def test_two_members_share_one_partition_and_each_record_goes_to_one(broker: Kaf
     again.close()
 
 
-def test_what_is_not_accepted_before_closing_comes_back(broker: KafkaBroker, name: Name) -> None:
+def test_records_not_accepted_before_close_are_delivered_again(broker: KafkaBroker, name: Name) -> None:
     topic, group = make_topic(broker, name("t")), begin_at_start(broker, name("g"))
     produce(broker, topic, [b"a", b"b", b"c"])
     explicit = {"share.acknowledgement.mode": "explicit"}
@@ -87,9 +87,7 @@ def transactional(broker: KafkaBroker, name: str) -> Producer:
     return producer
 
 
-def test_a_group_that_reads_what_is_committed_gets_nothing_of_other_transactions(
-    broker: KafkaBroker, name: Name
-) -> None:
+def test_a_read_committed_share_group_gets_only_committed_records(broker: KafkaBroker, name: Name) -> None:
     topic, group = make_topic(broker, name("t")), begin_at_start(broker, name("g"))
     tell(broker, group, "share.isolation.level", "read_committed")
     one, two = transactional(broker, name("x")), transactional(broker, name("y"))

@@ -21,7 +21,7 @@ def values(prefix: str, count: int) -> list[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(360)
-def test_a_share_consumer_goes_on_after_the_broker_was_killed(own_broker: KafkaBroker, name: Name) -> None:
+def test_a_share_consumer_continues_after_the_broker_was_killed(own_broker: KafkaBroker, name: Name) -> None:
     topic, group = make_topic(own_broker, name("t")), begin_at_start(own_broker, name("g"))
     errors: list[KafkaError] = []
     quick = {"reconnect.backoff.max.ms": 100, "error_cb": errors.append}
@@ -41,7 +41,7 @@ def test_a_share_consumer_goes_on_after_the_broker_was_killed(own_broker: KafkaB
 @pytest.mark.peer
 @pytest.mark.slow
 @pytest.mark.timeout(360)
-def test_the_share_consumer_of_kafka_goes_on_after_the_broker_was_killed(
+def test_kafkas_share_consumer_continues_after_the_broker_was_killed(
     own_broker: KafkaBroker, name: Name, tmp_path: Path
 ) -> None:
     topic, group = make_topic(own_broker, name("t")), begin_at_start(own_broker, name("g"))

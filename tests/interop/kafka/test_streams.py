@@ -104,7 +104,7 @@ def test_words_are_counted_exactly_once_though_the_application_is_killed(
     assert f"{app}-word-repartition" in admin.list_topics(timeout=60).topics
 
 
-def test_who_asks_for_the_groups_of_streams_is_told_that_there_are_none(
+def test_an_application_with_the_streams_protocol_gets_a_clear_error(
     broker: KafkaBroker, jars: str, name: Name, tmp_path: Path
 ) -> None:
     """KIP-1071, which is not what Streams asks for by itself."""

@@ -195,7 +195,7 @@ def test_every_listener_answers_for_archived_records_as_before(filled: KafkaBrok
     assert by_http(filled) == before["http"]
 
 
-def test_a_queue_delivers_what_was_archived_meanwhile(filled: KafkaBroker) -> None:
+def test_a_queue_delivers_messages_that_were_archived_meanwhile(filled: KafkaBroker) -> None:
     assert tier(filled, QUEUE)["segments"] >= 1
     filled.kill()
     filled.start()

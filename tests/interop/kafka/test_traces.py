@@ -54,7 +54,7 @@ def publish(channel: Any, queue: str, **headers: Any) -> None:
     channel.basic_publish("", queue, b"body", properties)
 
 
-def test_a_trace_that_begins_in_amqp_goes_on_in_kafka(
+def test_a_trace_started_in_amqp_continues_in_kafka(
     broker: KafkaBroker, channel: Any, queue: str, provider: TracerProvider, spans: InMemorySpanExporter
 ) -> None:
     PikaInstrumentor.instrument_channel(channel, tracer_provider=provider)
@@ -70,7 +70,7 @@ def test_a_trace_that_begins_in_amqp_goes_on_in_kafka(
     assert received.links[0].context.span_id == published.context.span_id
 
 
-def test_a_trace_that_begins_in_kafka_goes_on_in_amqp(
+def test_a_trace_started_in_kafka_continues_in_amqp(
     broker: KafkaBroker, channel: Any, queue: str, provider: TracerProvider, spans: InMemorySpanExporter
 ) -> None:
     producer = ConfluentKafkaInstrumentor().instrument_producer(Producer(settings(broker)), tracer_provider=provider)
@@ -107,7 +107,9 @@ def test_a_record_has_copies_of_the_trace_of_its_message_and_amqp_delivers_the_m
     assert list(delivered[0]) == list(headers), "in their order"
 
 
-def test_what_a_kafka_application_says_of_the_trace_counts(broker: KafkaBroker, channel: Any, queue: str) -> None:
+def test_the_trace_headers_of_a_kafka_application_take_precedence(
+    broker: KafkaBroker, channel: Any, queue: str
+) -> None:
     publish(channel, queue, traceparent=PARENT, kept="yes")
     (record,) = from_start(broker, queue, 1)
     further = [(name, ANOTHER.encode() if name == "traceparent" else value) for name, value in record.headers()]
@@ -132,9 +134,7 @@ def test_a_dead_letter_keeps_its_trace(broker: KafkaBroker, channel: Any, queue:
     assert dict(letter.headers())["traceparent"] == PARENT.encode()
 
 
-def test_the_only_message_of_an_http_request_goes_on_with_its_trace(
-    broker: KafkaBroker, channel: Any, queue: str
-) -> None:
+def test_the_only_message_of_an_http_request_continues_its_trace(broker: KafkaBroker, channel: Any, queue: str) -> None:
     def post(body: Any, **more: Any) -> None:
         trace = {"traceparent": PARENT, "tracestate": "a=1", "baggage": "user=7", **more}
         kind = {"content": body} if isinstance(body, bytes) else {"json": body}

@@ -1,4 +1,4 @@
-"""Kafka transactions and AMQP consumers of the same log: who consumes a queue or a stream gets what was committed."""
+"""Kafka transactions and AMQP consumers of the same log: consumers of queues and streams get committed records only."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -89,9 +89,7 @@ def is_empty(broker: KafkaBroker, queue: str) -> None:
 
 
 @pytest.mark.parametrize("codec", ["none", "lz4"])
-def test_consumers_of_a_queue_get_what_was_committed_and_nothing_of_what_was_aborted(
-    broker: KafkaBroker, name: Name, codec: str
-) -> None:
+def test_consumers_of_a_queue_get_only_committed_records(broker: KafkaBroker, name: Name, codec: str) -> None:
     queue = name("q")
     with connected(broker) as channel:
         channel.queue_declare(queue, durable=True)
@@ -101,7 +99,7 @@ def test_consumers_of_a_queue_get_what_was_committed_and_nothing_of_what_was_abo
     is_empty(broker, queue)
 
 
-def test_a_queue_is_got_from_without_what_was_aborted(broker: KafkaBroker, name: Name) -> None:
+def test_basic_get_returns_no_aborted_records(broker: KafkaBroker, name: Name) -> None:
     queue = name("q")
     with connected(broker) as channel:
         channel.queue_declare(queue, durable=True)
@@ -112,9 +110,7 @@ def test_a_queue_is_got_from_without_what_was_aborted(broker: KafkaBroker, name:
 
 
 @pytest.mark.parametrize("codec", ["none", "lz4"])
-def test_consumers_of_a_stream_get_what_was_committed_and_nothing_of_what_was_aborted(
-    broker: KafkaBroker, name: Name, codec: str
-) -> None:
+def test_consumers_of_a_stream_get_only_committed_records(broker: KafkaBroker, name: Name, codec: str) -> None:
     topic = make_topic(broker, name("t"))
     committed = fill(broker, topic, **{"compression.type": codec})
     with connected(broker) as channel:
@@ -123,7 +119,7 @@ def test_consumers_of_a_stream_get_what_was_committed_and_nothing_of_what_was_ab
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_what_an_open_transaction_wrote_is_waited_for(broker: KafkaBroker, name: Name, is_stream: bool) -> None:
+def test_consumers_wait_for_the_end_of_an_open_transaction(broker: KafkaBroker, name: Name, is_stream: bool) -> None:
     topic = make_topic(broker, name("t"))
     arguments = {"x-stream-offset": "first"} if is_stream else {}
     with connected(broker) as channel:
@@ -145,7 +141,9 @@ def test_what_an_open_transaction_wrote_is_waited_for(broker: KafkaBroker, name:
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_what_was_aborted_stays_away_after_a_restart(tmp_path_factory: pytest.TempPathFactory, is_killed: bool) -> None:
+def test_aborted_records_stay_invisible_after_a_restart(
+    tmp_path_factory: pytest.TempPathFactory, is_killed: bool
+) -> None:
     """Some transactions are aborted before it, one is open then and aborted after it."""
     broker = KafkaBroker(tmp_path_factory.mktemp("broker"), amqp=True).start()
     try:

@@ -59,7 +59,7 @@ class Guarded:
         return [one for one in self._http.get("/api/connections").json() if one["protocol"] == "Kafka"]
 
     def login(self, user: str, password: str = PASSWORD, mechanism: str = "PLAIN") -> dict[str, Any]:
-        """As librdkafka is told."""
+        """The settings for librdkafka."""
         return {
             "bootstrap.servers": self.broker.address,
             "security.protocol": "SASL_PLAINTEXT",
@@ -138,7 +138,9 @@ def test_confluent_writes_and_reads_with_rights_and_the_connections_show_whose_t
 
 
 @pytest.mark.parametrize(("user", "password"), [("root", "wrong"), ("nobody", PASSWORD), ("guest", "guest")])
-def test_confluent_with_wrong_credentials_hears_that_they_are_wrong(guarded: Guarded, user: str, password: str) -> None:
+def test_confluent_gets_an_authentication_error_for_wrong_credentials(
+    guarded: Guarded, user: str, password: str
+) -> None:
     errors: list[KafkaError] = []
     producer = Producer({**guarded.login(user, password), "error_cb": errors.append})
     error = first_error(producer, errors)
@@ -146,7 +148,7 @@ def test_confluent_with_wrong_credentials_hears_that_they_are_wrong(guarded: Gua
     assert "Invalid username or password" in error.str()
 
 
-def test_confluent_with_a_mechanism_that_is_not_there_hears_which_are(guarded: Guarded) -> None:
+def test_confluent_with_an_unknown_mechanism_gets_the_supported_ones(guarded: Guarded) -> None:
     errors: list[KafkaError] = []
     settings = {**guarded.login("root", mechanism="OAUTHBEARER"), "error_cb": errors.append}
     settings["oauth_cb"] = lambda _: ("token", time.time() + 3600)
@@ -196,7 +198,7 @@ def test_confluent_without_a_login_is_not_served(guarded: Guarded) -> None:
         admin.list_topics(timeout=2)
 
 
-def test_confluent_is_told_what_it_may_not(guarded: Guarded, name: Name) -> None:
+def test_confluent_gets_authorization_errors(guarded: Guarded, name: Name) -> None:
     topic, hidden, user = guarded.topic(name("t")), guarded.topic(name("hidden")), name("u")
     guarded.user(user, read=f"^({topic}|mine)", write="^mine")
     producer = Producer(guarded.login(user))
@@ -231,7 +233,7 @@ def test_confluent_is_told_what_it_may_not(guarded: Guarded, name: Name) -> None
             assert refused.value.args[0].code() == code
 
 
-def test_a_producer_whose_user_is_deleted_is_cut_off(guarded: Guarded, name: Name) -> None:
+def test_a_producer_whose_user_is_deleted_is_disconnected(guarded: Guarded, name: Name) -> None:
     topic, user = guarded.topic(name("t")), name("u")
     guarded.user(user, write=".*")
     errors: list[KafkaError] = []
@@ -271,7 +273,7 @@ def test_kafka_python_logs_in(guarded: Guarded, name: Name, mechanism: str) -> N
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-async def test_aiokafka_logs_in_and_hears_when_it_may_not(guarded: Guarded, name: Name, mechanism: str) -> None:
+async def test_aiokafka_logs_in_and_gets_authorization_errors(guarded: Guarded, name: Name, mechanism: str) -> None:
     topic, user = guarded.topic(name("t")), name("u")
     guarded.user(user, write=f"^{topic}$")
     settings = {
@@ -329,7 +331,7 @@ def test_kafkajs_logs_in(guarded: Guarded, name: Name, tmp_path: Path) -> None:
 
 @pytest.mark.peer
 @pytest.mark.slow
-def test_the_tools_of_kafka_log_in_and_say_what_they_may_not(guarded: Guarded, name: Name, tmp_path: Path) -> None:
+def test_the_tools_of_kafka_log_in_and_show_authorization_errors(guarded: Guarded, name: Name, tmp_path: Path) -> None:
     jars, topic, user = kafka_tools(), guarded.topic(name("t")), name("u")
     guarded.user(user, read=f"^({topic}|{topic}-group)$", write=f"^{topic}$")
     login = tmp_path / "client.properties"

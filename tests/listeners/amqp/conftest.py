@@ -8,7 +8,7 @@ from tests.listeners.amqp.running import Running
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """One broker for the tests of a module: they use names of their own."""
+    """One broker for all tests of a module. Each test uses its own queue names."""
     broker = Running(tmp_path_factory.mktemp("data"))
     yield broker
     broker.stop()

@@ -1,4 +1,4 @@
-"""A client that can do everything wrong: bytes in, frames out."""
+"""A client that sends arbitrary bytes and reads frames, to test malformed input."""
 
 import socket
 import struct
@@ -14,10 +14,12 @@ TIMEOUT_S = 60.0
 
 
 class Closed(Exception):
-    """The broker hung up."""
+    """The broker closed the connection."""
 
 
 class Raw:
+    """A connection to the broker. Most methods return the client, so that calls can be chained."""
+
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
         self._data = b""
@@ -48,12 +50,13 @@ class Raw:
         return kind, channel, payload
 
     def expect(self, method: type[Frame]) -> Any:
-        """The next method, which must be this one; heartbeats do not count."""
+        """Read the next method, skipping heartbeats, and check its type."""
         while True:
             kind, _, payload = self.frame()
             if kind != 8:
                 break
-        found = decode(*struct.unpack(">HH", payload[:4]), payload[4:])
+        class_id, method_id = struct.unpack(">HH", payload[:4])
+        found = decode(class_id, method_id, payload[4:])
         assert isinstance(found, method), found
         return found
 

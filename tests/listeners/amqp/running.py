@@ -24,6 +24,8 @@ PATIENCE_S = 60.0
 
 
 class Running:
+    """A broker in a thread, with an AMQP listener on a free port unless settings say otherwise."""
+
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
         self._settings = settings
@@ -49,7 +51,8 @@ class Running:
                 raise
 
     async def _serve(self, port: int) -> None:
-        usual = {"http": None, "kafka": None, "log": LogSettings(journal_file_bytes=8 << 20)}  # quick to make
+        # A small journal is created faster.
+        usual = {"http": None, "kafka": None, "log": LogSettings(journal_file_bytes=8 << 20)}
         options = {**usual, "amqp": Address("localhost", port), **self._settings}
         config = Config(data_dir=str(self.folder), **options)
         self.server = await Server.start(config)
@@ -79,7 +82,7 @@ class Running:
         self.start()
 
     def call(self, work: Callable[[], T]) -> T:
-        """Runs work in the broker's event loop."""
+        """Run work in the broker's event loop and return its result."""
 
         async def wrapped() -> T:
             return work()
@@ -104,14 +107,14 @@ class Running:
 
 
 def patient_connection(port: int, **options: Any) -> pika.BlockingConnection:
-    """With longer timeouts than pika's ten seconds."""
-    # A test has several connections and uses one: pika does not answer heartbeats on the others meanwhile.
+    """Connect with longer timeouts than pika's ten seconds, for busy machines."""
+    # No heartbeats: pika answers them only on the connection that a test is using at the moment.
     usual = {"host": "127.0.0.1", "heartbeat": 0, "socket_timeout": PATIENCE_S, "stack_timeout": PATIENCE_S}
     return pika.BlockingConnection(pika.ConnectionParameters(port=port, **{**usual, **options}))
 
 
 class Traced:
-    """Memory allocated inside the block: the same on every machine, unlike resident memory."""
+    """Measures the memory that Python allocates inside the block. Unlike resident memory, it is the same everywhere."""
 
     kept_bytes = peak_bytes = 0
 
@@ -125,17 +128,17 @@ class Traced:
         tracemalloc.stop()
 
 
-def eventually(true: Callable[[], Any], what: str = "") -> Any:
-    """Waits until a condition holds; fails after PATIENCE_S."""
+def eventually(condition: Callable[[], Any], what: str = "") -> Any:
+    """Wait until a condition is true and return its value. Fails after PATIENCE_S."""
     deadline = time.monotonic() + PATIENCE_S
-    while not (found := true()):
+    while not (found := condition()):
         assert time.monotonic() < deadline, f"did not happen: {what}"
         time.sleep(0.01)
     return found
 
 
 def take(channel: BlockingChannel, queue: str, **options: Any) -> tuple[Any, Any, bytes]:
-    """Gets one message with basic.get and waits for it, as dead letters and timers take a moment."""
+    """Get one message with basic.get, waiting until there is one: dead-lettering and timers take a moment."""
     found: list[Any] = []
 
     def look() -> bool:
@@ -148,8 +151,8 @@ def take(channel: BlockingChannel, queue: str, **options: Any) -> tuple[Any, Any
 
 
 def bodies(channel: BlockingChannel, queue: str) -> list[bytes]:
-    """Gets and acks all ready messages."""
-    out = []
+    """Get and acknowledge all ready messages."""
+    out: list[bytes] = []
     while True:
         method, _, body = channel.basic_get(queue, auto_ack=True)
         if method is None:

@@ -1,4 +1,4 @@
-"""What a connection is told and may ask for: product, capabilities, secrets, virtual hosts; and arguments of queues."""
+"""Connections: product, capabilities, secrets and virtual hosts; also some queue arguments."""
 
 import asyncio
 import datetime
@@ -23,10 +23,10 @@ def client(running: Running) -> Iterator[Raw]:
 
 
 @pytest.mark.parametrize(("product", "announced"), [("headrace", "Headrace"), ("rabbitmq", "RabbitMQ")])
-def test_the_product_announced_is_a_choice_and_the_capabilities_are_not(
+def test_the_announced_product_is_configurable_and_the_capabilities_are_fixed(
     tmp_path: Path, product: str, announced: str
 ) -> None:
-    """kombu asks for a prefetch of the whole channel where it sees RabbitMQ below 4, and so ETA tasks never starve."""
+    """kombu uses a global prefetch with RabbitMQ below version 4, so that tasks with an ETA do not starve others."""
     broker = Running(tmp_path / "data", amqp_product=product)
     raw = Raw(broker.port)
     try:
@@ -43,14 +43,14 @@ def test_the_product_announced_is_a_choice_and_the_capabilities_are_not(
         broker.stop()
 
 
-def test_a_new_secret_is_taken_at_any_time(client: Raw) -> None:
+def test_update_secret_is_accepted_on_an_open_connection(client: Raw) -> None:
     client.open().channel()
-    client.method(0, commands.Connection.UpdateSecret, new_secret=b"next", reason="it was time")
+    client.method(0, commands.Connection.UpdateSecret, new_secret=b"next", reason="rotation")
     client.expect(commands.Connection.UpdateSecretOk)
     client.channel(2)
 
 
-def test_virtual_hosts_keep_their_queues_apart_and_an_unknown_one_is_530(running: Running) -> None:
+def test_virtual_hosts_have_separate_queues_and_an_unknown_one_is_530(running: Running) -> None:
     asyncio.run_coroutine_threadsafe(running.server.broker.vhosts.create("other"), running.loop).result(PATIENCE_S)
     here, there = running.channel(), running.channel(virtual_host="other")
     for channel, body in ((here, b"here"), (there, b"there")):
@@ -62,7 +62,7 @@ def test_virtual_hosts_keep_their_queues_apart_and_an_unknown_one_is_530(running
         running.connect(virtual_host="nowhere")
 
 
-def test_a_virtual_host_that_is_deleted_takes_its_connections_along_and_no_others(running: Running) -> None:
+def test_deleting_a_virtual_host_closes_only_its_connections(running: Running) -> None:
     vhosts = running.server.broker.vhosts
     asyncio.run_coroutine_threadsafe(vhosts.create("brief"), running.loop).result(PATIENCE_S)
     inside, outside = running.connect(virtual_host="brief"), running.connect()
@@ -76,13 +76,13 @@ def test_a_virtual_host_that_is_deleted_takes_its_connections_along_and_no_other
         running.connect(virtual_host="brief")
 
 
-def test_small_answers_leave_at_once(running: Running, client: Raw) -> None:
+def test_connections_use_tcp_nodelay(running: Running, client: Raw) -> None:
     client.open().channel()
     found = running.link_of(client.socket)
     assert running.call(lambda: found.transport._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)) == 1
 
 
-def test_a_full_queue_that_rejects_to_dead_letters_says_nack_and_keeps_a_copy(running: Running, name: str) -> None:
+def test_reject_publish_dlx_nacks_and_dead_letters_the_message(running: Running, name: str) -> None:
     channel = running.channel()
     channel.confirm_delivery()
     channel.queue_declare(f"{name}-dead", durable=True)
@@ -93,17 +93,17 @@ def test_a_full_queue_that_rejects_to_dead_letters_says_nack_and_keeps_a_copy(ru
     with pytest.raises(pika.exceptions.NackError):
         channel.basic_publish("", name, b"over", mandatory=True)
     assert bodies(channel, name) == [b"kept"]
-    _, properties, body = eventually(lambda: taken(channel, f"{name}-dead"))
+    _, properties, body = eventually(lambda: try_get(channel, f"{name}-dead"))
     assert body == b"over"
     assert properties.headers["x-first-death-reason"] == "maxlen"
 
 
-def taken(channel: Any, queue: str) -> Any:
+def try_get(channel: Any, queue: str) -> Any:
     found = channel.basic_get(queue, auto_ack=True)
     return found if found[0] is not None else None
 
 
-def test_history_asked_for_by_argument_is_still_there_when_all_is_acknowledged(running: Running, name: str) -> None:
+def test_x_retain_ms_keeps_messages_after_they_are_acknowledged(running: Running, name: str) -> None:
     channel = running.channel()
     channel.confirm_delivery()
     channel.queue_declare(name, durable=True, arguments={"x-retain-ms": 3_600_000})
@@ -115,19 +115,24 @@ def test_history_asked_for_by_argument_is_still_there_when_all_is_acknowledged(r
     assert running.call(lambda: (log.start_offset, log.visible_end)) == (0, 3)
 
 
-def test_a_stream_is_read_from_now_on_and_from_a_time(running: Running, name: str) -> None:
+def test_a_stream_can_be_read_from_its_end_and_from_a_timestamp(running: Running, name: str) -> None:
     channel = running.channel()
     channel.confirm_delivery()
     channel.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
     channel.basic_publish("", name, b"old")
     got: dict[str, list[bytes]] = {"next": [], "time": []}
+
+    def on_message(channel: Any, method: Any, _properties: Any, body: bytes) -> None:
+        got[method.consumer_tag].append(body)
+        channel.basic_ack(method.delivery_tag)
+
     reader = running.channel()
     reader.basic_qos(prefetch_count=10)
     long_ago = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
     for tag, offset in (("next", "next"), ("time", long_ago)):
         reader.basic_consume(
             name,
-            lambda c, m, _p, body: (got[m.consumer_tag].append(body), c.basic_ack(m.delivery_tag)),
+            on_message,
             arguments={"x-stream-offset": offset},
             consumer_tag=tag,
         )

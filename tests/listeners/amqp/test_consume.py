@@ -1,4 +1,4 @@
-"""Delivering: order, credit, turns, and what happens to what is not acked."""
+"""Delivery to consumers: order, prefetch, fairness, and requeueing of unacknowledged messages."""
 
 from contextlib import closing
 from typing import Any
@@ -15,7 +15,7 @@ from tests.listeners.amqp.running import Running, depth, eventually
 
 
 class Inbox:
-    """A consumer that writes down what it got."""
+    """A consumer that records its deliveries."""
 
     def __init__(self, channel: BlockingChannel, queue: str, **options: Any) -> None:
         self.channel = channel
@@ -45,13 +45,13 @@ def fill(channel: BlockingChannel, queue: str, count: int, **options: Any) -> No
     assert depth(channel, queue) == count
 
 
-def test_messages_come_in_order(channel: BlockingChannel, name: str) -> None:
+def test_messages_are_delivered_in_order(channel: BlockingChannel, name: str) -> None:
     fill(channel, name, 300)
     assert Inbox(channel, name, auto_ack=True).wait(300).bodies == [b"%d" % n for n in range(300)]
     assert depth(channel, name) == 0
 
 
-def test_no_more_than_the_prefetch_is_ever_out_d8(channel: BlockingChannel, name: str) -> None:
+def test_unacknowledged_deliveries_never_exceed_the_prefetch(channel: BlockingChannel, name: str) -> None:
     fill(channel, name, 10)
     channel.basic_qos(prefetch_count=3)
     inbox = Inbox(channel, name).wait(3).idle()
@@ -61,8 +61,8 @@ def test_no_more_than_the_prefetch_is_ever_out_d8(channel: BlockingChannel, name
     assert depth(channel, name) == 5
 
 
-def test_a_changed_prefetch_reaches_the_consumer_that_is_there(channel: BlockingChannel, name: str) -> None:
-    """What Celery counts on when tasks with an ETA fill its window."""
+def test_a_changed_prefetch_applies_to_existing_consumers(channel: BlockingChannel, name: str) -> None:
+    """Celery relies on this when tasks with an ETA fill its prefetch window."""
     fill(channel, name, 10)
     channel.basic_qos(prefetch_count=1)
     inbox = Inbox(channel, name).wait(1)
@@ -70,7 +70,7 @@ def test_a_changed_prefetch_reaches_the_consumer_that_is_there(channel: Blocking
     assert len(inbox.wait(4).idle().got) == 4
 
 
-def test_a_global_prefetch_holds_for_all_consumers_of_the_channel(channel: BlockingChannel, name: str) -> None:
+def test_a_global_prefetch_is_shared_by_all_consumers_of_the_channel(channel: BlockingChannel, name: str) -> None:
     fill(channel, name + "a", 5)
     fill(channel, name + "b", 5)
     channel.basic_qos(prefetch_count=4, global_qos=True)
@@ -82,7 +82,7 @@ def test_a_global_prefetch_holds_for_all_consumers_of_the_channel(channel: Block
     assert len(first.got) + len(second.got) == 8
 
 
-def test_a_consumer_without_acks_waits_for_the_global_prefetch_too(channel: BlockingChannel, name: str) -> None:
+def test_a_global_prefetch_also_limits_consumers_without_acks(channel: BlockingChannel, name: str) -> None:
     other = f"{name}.no-ack"
     fill(channel, name, 1)
     fill(channel, other, 3)
@@ -95,23 +95,26 @@ def test_a_consumer_without_acks_waits_for_the_global_prefetch_too(channel: Bloc
     free.wait(3)
 
 
-def test_a_global_prefetch_goes_round_the_queues_of_the_channel(channel: BlockingChannel, name: str) -> None:
+def test_a_global_prefetch_alternates_between_the_queues_of_the_channel(channel: BlockingChannel, name: str) -> None:
     queues = [f"{name}.{number}" for number in range(3)]
     for queue in queues:
         fill(channel, queue, 10, durable=False)
     channel.basic_qos(prefetch_count=1, global_qos=True)
     inboxes = [Inbox(channel, queue) for queue in queues]
-    for turn in range(9):
-        eventually(
-            lambda turn=turn: channel.connection.process_data_events(0.02) or sum(len(i.got) for i in inboxes) > turn
-        )
+    for delivered in range(9):
+
+        def has_next(delivered: int = delivered) -> bool:
+            channel.connection.process_data_events(0.02)
+            return sum(len(inbox.got) for inbox in inboxes) > delivered
+
+        eventually(has_next)
         channel.basic_ack(max(i.got[-1][0] for i in inboxes if i.got))
     assert [min(3, len(inbox.got)) for inbox in inboxes] == [3, 3, 3]
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_what_a_consumer_takes_is_not_there_for_basic_get(running: Running, name: str, durable: bool) -> None:
-    """In one write, so that nothing happens between the two."""
+def test_a_consumer_gets_a_message_before_basic_get(running: Running, name: str, durable: bool) -> None:
+    """Publish and get are sent in one write, so that nothing happens in between."""
     with closing(Raw(running.port).open().channel()) as client:
         client.method(1, commands.Queue.Declare, queue=name, durable=durable, auto_delete=True)
         client.expect(commands.Queue.DeclareOk)
@@ -127,14 +130,14 @@ def test_what_a_consumer_takes_is_not_there_for_basic_get(running: Running, name
         client.expect(commands.Basic.GetEmpty)
 
 
-def test_what_was_fetched_takes_nothing_of_a_global_prefetch(channel: BlockingChannel, name: str) -> None:
+def test_basic_get_does_not_count_toward_a_global_prefetch(channel: BlockingChannel, name: str) -> None:
     fill(channel, name, 3)
     channel.basic_qos(prefetch_count=1, global_qos=True)
     channel.basic_get(name)
     assert Inbox(channel, name).wait(1).idle().bodies == [b"1"]
 
 
-def test_consumers_take_turns(running: Running, name: str) -> None:
+def test_messages_are_delivered_to_consumers_in_round_robin_order(running: Running, name: str) -> None:
     channel = running.channel()
     channel.queue_declare(name)
     inboxes = [Inbox(running.channel(), name, auto_ack=True) for _ in range(3)]
@@ -146,7 +149,7 @@ def test_consumers_take_turns(running: Running, name: str) -> None:
     assert sorted(b for inbox in inboxes for b in inbox.bodies) == [b"%d" % n for n in range(9)]
 
 
-def test_a_backlog_is_shared_fairly(running: Running, name: str) -> None:
+def test_consumers_share_a_backlog_fairly(running: Running, name: str) -> None:
     fill(running.channel(), name, 0)
     inboxes = [Inbox(running.channel(), name, auto_ack=True) for _ in range(2)]
     channel = running.channel()
@@ -156,7 +159,7 @@ def test_a_backlog_is_shared_fairly(running: Running, name: str) -> None:
     assert min(len(inbox.got) for inbox in inboxes) >= 50
 
 
-def test_the_higher_priority_consumer_is_served_first(running: Running, name: str) -> None:
+def test_the_consumer_with_the_higher_priority_is_served_first(running: Running, name: str) -> None:
     channel = running.channel()
     channel.queue_declare(name)
     low = Inbox(running.channel(), name)
@@ -169,7 +172,7 @@ def test_the_higher_priority_consumer_is_served_first(running: Running, name: st
     assert low.wait(2).bodies == [b"2", b"3"]
 
 
-def test_only_the_active_consumer_is_served_and_the_next_takes_over(running: Running, name: str) -> None:
+def test_with_single_active_consumer_the_next_one_takes_over(running: Running, name: str) -> None:
     channel = running.channel()
     channel.queue_declare(name, arguments={"x-single-active-consumer": True})
     first, second = Inbox(running.channel(), name), Inbox(running.channel(), name)
@@ -180,14 +183,14 @@ def test_only_the_active_consumer_is_served_and_the_next_takes_over(running: Run
     assert second.wait(1).got[0][1:] == (True, b"1")
 
 
-def test_no_consumer_is_exclusive_where_one_is_active_at_a_time(channel: BlockingChannel, name: str) -> None:
+def test_an_exclusive_consumer_on_a_single_active_consumer_queue_is_403(channel: BlockingChannel, name: str) -> None:
     channel.queue_declare(name, arguments={"x-single-active-consumer": True})
     with pytest.raises(ChannelClosedByBroker) as caught:
         Inbox(channel, name, exclusive=True)
     assert (caught.value.reply_code, "in exclusive use" in caught.value.reply_text) == (403, True)
 
 
-def test_an_exclusive_consumer_is_alone(running: Running, name: str) -> None:
+def test_a_second_consumer_beside_an_exclusive_one_is_403(running: Running, name: str) -> None:
     fill(running.channel(), name, 0)
     Inbox(running.channel(), name, exclusive=True)
     with pytest.raises(ChannelClosedByBroker) as caught:
@@ -195,7 +198,7 @@ def test_an_exclusive_consumer_is_alone(running: Running, name: str) -> None:
     assert caught.value.reply_code == 403
 
 
-def test_unacked_messages_come_back_in_place_and_flagged_d2(running: Running, name: str) -> None:
+def test_unacknowledged_messages_return_to_their_position_as_redelivered(running: Running, name: str) -> None:
     fill(running.channel(), name, 6)
     reader = running.channel()
     Inbox(reader, name).wait(6)
@@ -205,25 +208,30 @@ def test_unacked_messages_come_back_in_place_and_flagged_d2(running: Running, na
     assert [(redelivered, body) for _, redelivered, body in got] == [(True, b"%d" % n) for n in (0, 2, 3, 4, 5)]
 
 
-def test_what_a_client_without_a_prefetch_had_comes_back_in_one_piece(
+def test_consecutive_unacknowledged_messages_are_requeued_as_one_range(
     running: Running, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of a million came back alone, and everybody waited for that."""
+    """Requeueing a million messages one by one blocked the broker."""
     fill(running.channel(), name, 3000)
-    hoarder = running.channel()
-    Inbox(hoarder, name).wait(3000)
+    greedy = running.channel()
+    Inbox(greedy, name).wait(3000)
     pieces: list[tuple[int, int]] = []
     view = running.queue(name).view
     give_back = view.give_back
-    monkeypatch.setattr(view, "give_back", lambda *run: pieces.append(run) or give_back(*run))
-    hoarder.connection.close()
+
+    def record(start: int, end: int) -> None:
+        pieces.append((start, end))
+        give_back(start, end)
+
+    monkeypatch.setattr(view, "give_back", record)
+    greedy.connection.close()
     inbox = Inbox(running.channel(), name).wait(3000)
     assert inbox.bodies == [b"%d" % n for n in range(3000)]
     assert all(redelivered for _, redelivered, _ in inbox.got)
     assert pieces == [(0, 3000)]
 
 
-def test_nack_and_reject_requeue_in_place(channel: BlockingChannel, name: str) -> None:
+def test_nack_and_reject_requeue_at_the_original_position(channel: BlockingChannel, name: str) -> None:
     fill(channel, name, 4)
     tags = [channel.basic_get(name)[0].delivery_tag for _ in range(3)]
     channel.basic_reject(tags[1], requeue=True)
@@ -232,7 +240,7 @@ def test_nack_and_reject_requeue_in_place(channel: BlockingChannel, name: str) -
     assert [(m.redelivered, body) for m, _, body in got] == [(True, b"0"), (True, b"1"), (False, b"3")]
 
 
-def test_recover_gives_everything_back(channel: BlockingChannel, name: str) -> None:
+def test_recover_requeues_all_unacknowledged_messages(channel: BlockingChannel, name: str) -> None:
     fill(channel, name, 3)
     for _ in range(3):
         channel.basic_get(name)
@@ -241,7 +249,9 @@ def test_recover_gives_everything_back(channel: BlockingChannel, name: str) -> N
 
 
 @pytest.mark.parametrize("twice", [True, False])
-def test_an_unknown_or_repeated_tag_is_406_and_others_live_on(running: Running, name: str, twice: bool) -> None:
+def test_an_unknown_or_repeated_tag_is_406_and_other_channels_stay_open(
+    running: Running, name: str, twice: bool
+) -> None:
     connection = running.connect()
     channel, other = connection.channel(), connection.channel()
     fill(other, name, 2)
@@ -255,7 +265,7 @@ def test_an_unknown_or_repeated_tag_is_406_and_others_live_on(running: Running, 
     assert other.queue_declare(name, passive=True).method.message_count == (1 if twice else 2)
 
 
-def test_cancelling_stops_deliveries_and_leaves_what_is_out(channel: BlockingChannel, name: str) -> None:
+def test_cancelling_stops_deliveries_but_not_the_unacknowledged_ones(channel: BlockingChannel, name: str) -> None:
     fill(channel, name, 2)
     channel.basic_qos(prefetch_count=1)
     inbox = Inbox(channel, name).wait(1)
@@ -266,8 +276,8 @@ def test_cancelling_stops_deliveries_and_leaves_what_is_out(channel: BlockingCha
 
 
 @pytest.mark.parametrize("how", ["consume", "get"])
-def test_a_channel_keeps_nothing_of_consumers_that_are_gone(running: Running, name: str, how: str) -> None:
-    """It kept each of them, and with it a queue that was deleted, for as long as it was open."""
+def test_a_channel_does_not_keep_past_consumers(running: Running, name: str, how: str) -> None:
+    """An open channel kept a reference to every past consumer, and so to deleted queues."""
     channel = running.channel()
     fill(channel, name, 2)
     late = Inbox(channel, name).wait(2)
@@ -282,24 +292,24 @@ def test_a_channel_keeps_nothing_of_consumers_that_are_gone(running: Running, na
         channel.queue_delete(f"{name}.{n}")
     link = running.link_of(channel.connection._impl._transport._sock)
     assert running.call(lambda: len(link.channels[1].sources)) <= 3
-    channel.basic_ack(late.got[0][0])  # what the first one has out is still its own
+    channel.basic_ack(late.got[0][0])  # the deliveries of the cancelled consumer can still be settled
     channel.basic_nack(late.got[1][0], requeue=True)
     again = Inbox(channel, name).wait(1)
     assert again.bodies == [b"1"]
     assert depth(channel, name) == 0
 
 
-def test_consumers_hear_that_their_queue_was_deleted(running: Running, name: str) -> None:
+def test_deleting_a_queue_cancels_its_consumers(running: Running, name: str) -> None:
     channel = running.channel()
     fill(running.channel(), name, 0)
     Inbox(channel, name)
-    heard: list[str] = []
-    channel.add_on_cancel_callback(lambda frame: heard.append(frame.method.consumer_tag))
+    cancelled: list[str] = []
+    channel.add_on_cancel_callback(lambda frame: cancelled.append(frame.method.consumer_tag))
     running.channel().queue_delete(name)
-    eventually(lambda: channel.connection.process_data_events(0.05) or heard)
+    eventually(lambda: channel.connection.process_data_events(0.05) or cancelled)
 
 
-def test_flow_stops_deliveries_until_it_is_active_again(channel: BlockingChannel, name: str) -> None:
+def test_channel_flow_pauses_and_resumes_deliveries(channel: BlockingChannel, name: str) -> None:
     fill(channel, name, 2)
     channel.flow(False)
     inbox = Inbox(channel, name)
@@ -308,7 +318,7 @@ def test_flow_stops_deliveries_until_it_is_active_again(channel: BlockingChannel
     inbox.wait(2)
 
 
-def test_a_used_consumer_tag_is_530(channel: BlockingChannel, name: str) -> None:
+def test_a_consumer_tag_in_use_is_530(channel: BlockingChannel, name: str) -> None:
     fill(channel, name, 0)
     consume = pika.spec.Basic.Consume(queue=name, consumer_tag="t")
     with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as caught:
@@ -318,8 +328,8 @@ def test_a_used_consumer_tag_is_530(channel: BlockingChannel, name: str) -> None
     assert caught.value.reply_code == 530
 
 
-def test_a_slow_reader_does_not_make_the_broker_hold_its_messages(running: Running, name: str) -> None:
-    """Without a prefetch and without reading: what is in flight stays near the socket's buffers."""
+def test_messages_for_a_slow_reader_are_not_buffered_in_the_broker(running: Running, name: str) -> None:
+    """Without a prefetch limit, the number of messages in flight stays close to the size of the socket buffers."""
     channel = running.channel()
     channel.queue_declare(name, durable=True)
     for _ in range(400):
@@ -330,14 +340,14 @@ def test_a_slow_reader_does_not_make_the_broker_hold_its_messages(running: Runni
     assert running.call(lambda: running.queue(name).unacked) < 300
 
 
-def test_a_consumer_that_sits_on_a_message_too_long_loses_its_channel(running: Running, name: str) -> None:
+def test_the_consumer_timeout_closes_the_channel(running: Running, name: str) -> None:
     fill(running.channel(), name, 1, arguments={"x-consumer-timeout": 300})
-    with closing(Raw(running.port)) as client:  # pika shows no delivery of a channel that is closed in the same read
+    with closing(Raw(running.port)) as client:  # pika drops a delivery if the channel is closed in the same read
         client.open().channel()
         client.method(1, commands.Basic.Consume, queue=name, consumer_tag="c")
         client.expect(commands.Basic.ConsumeOk)
         client.expect(commands.Basic.Deliver)
-        client.frame(), client.frame()  # its properties and its body
+        client.frame(), client.frame()  # content header and body
         closed = client.expect(commands.Channel.Close)
     assert (closed.reply_code, "timed out" in closed.reply_text) == (406, True)
     eventually(lambda: running.call(lambda: running.queue(name).ready) == 1)

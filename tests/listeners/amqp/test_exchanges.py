@@ -1,5 +1,9 @@
-"""Exchanges and bindings as clients see them."""
+"""Exchanges and bindings, tested through a client."""
 
+from collections.abc import Callable
+from typing import Any
+
+import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker
@@ -8,7 +12,9 @@ from tests.listeners.amqp.running import Running, bodies, eventually
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_topic_keys_reach_the_queues_whose_patterns_fit(channel: BlockingChannel, name: str, durable: bool) -> None:
+def test_a_topic_exchange_routes_to_the_queues_with_a_matching_pattern(
+    channel: BlockingChannel, name: str, durable: bool
+) -> None:
     channel.exchange_declare(name, "topic", durable=durable)
     for queue, pattern in [("all", "#"), ("one", "a.*"), ("exact", "a.b.c")]:
         channel.queue_declare(name + queue, durable=durable)
@@ -20,9 +26,7 @@ def test_topic_keys_reach_the_queues_whose_patterns_fit(channel: BlockingChannel
     assert bodies(channel, name + "exact") == [b"a.b.c"]
 
 
-def test_headers_route_by_what_the_message_says(channel: BlockingChannel, name: str) -> None:
-    import pika
-
+def test_a_headers_exchange_routes_by_the_headers_of_the_message(channel: BlockingChannel, name: str) -> None:
     channel.exchange_declare(name, "headers")
     channel.queue_declare(name + "any")
     channel.queue_declare(name + "all")
@@ -34,7 +38,7 @@ def test_headers_route_by_what_the_message_says(channel: BlockingChannel, name: 
     assert bodies(channel, name + "all") == [b"['a', 'b']"]
 
 
-def test_exchanges_bound_to_exchanges_pass_on_once_even_in_circles(channel: BlockingChannel, name: str) -> None:
+def test_exchange_bindings_route_a_message_once_even_in_a_cycle(channel: BlockingChannel, name: str) -> None:
     for exchange in ("a", "b"):
         channel.exchange_declare(name + exchange, "fanout")
     channel.exchange_bind(name + "b", name + "a")
@@ -51,7 +55,7 @@ def test_exchanges_bound_to_exchanges_pass_on_once_even_in_circles(channel: Bloc
 
 
 @pytest.mark.parametrize("gone", ["exchange", "queue"])
-def test_unbinding_what_is_gone_is_no_error(channel: BlockingChannel, name: str, gone: str) -> None:
+def test_unbinding_a_missing_exchange_or_queue_succeeds(channel: BlockingChannel, name: str, gone: str) -> None:
     if gone == "queue":
         channel.exchange_declare(name)
     else:
@@ -61,7 +65,7 @@ def test_unbinding_what_is_gone_is_no_error(channel: BlockingChannel, name: str,
     channel.exchange_unbind("amq.direct", name, "key")
 
 
-def test_the_alternate_exchange_gets_what_nobody_wants(channel: BlockingChannel, name: str) -> None:
+def test_an_unroutable_message_goes_to_the_alternate_exchange(channel: BlockingChannel, name: str) -> None:
     channel.exchange_declare(name + "other", "fanout")
     channel.exchange_declare(name, "direct", arguments={"alternate-exchange": name + "other"})
     channel.queue_declare(name)
@@ -70,7 +74,7 @@ def test_the_alternate_exchange_gets_what_nobody_wants(channel: BlockingChannel,
     assert bodies(channel, name) == [b"caught"]
 
 
-def test_a_consistent_hash_sends_each_key_to_one_queue_always(channel: BlockingChannel, name: str) -> None:
+def test_a_consistent_hash_exchange_routes_each_key_to_one_queue(channel: BlockingChannel, name: str) -> None:
     channel.exchange_declare(name, "x-consistent-hash")
     for n in range(3):
         channel.queue_declare(f"{name}{n}")
@@ -86,22 +90,22 @@ def test_a_consistent_hash_sends_each_key_to_one_queue_always(channel: BlockingC
     ("change", "argument"),
     [({"exchange_type": "fanout"}, "type"), ({"durable": True}, "durable"), ({"auto_delete": True}, "auto_delete")],
 )
-def test_declaring_otherwise_is_406(
-    channel: BlockingChannel, name: str, change: dict[str, object], argument: str
+def test_declaring_an_exchange_with_other_parameters_is_406(
+    channel: BlockingChannel, name: str, change: dict[str, Any], argument: str
 ) -> None:
     channel.exchange_declare(name, "direct")
     with pytest.raises(ChannelClosedByBroker) as caught:
-        channel.exchange_declare(name, **{"exchange_type": "direct", **change})  # type: ignore[arg-type]
+        channel.exchange_declare(name, **{"exchange_type": "direct", **change})
     assert caught.value.reply_code == 406
     assert f"inequivalent arg '{argument}'" in caught.value.reply_text
 
 
-def test_what_clients_may_not_do_with_exchanges(running: Running, name: str) -> None:
+def test_invalid_operations_on_exchanges_have_the_reply_codes_of_rabbitmq(running: Running, name: str) -> None:
     running.channel().exchange_declare(name, "direct", internal=True)
     running.channel().exchange_declare(name + "used", "direct")
     running.channel().queue_declare(name)
     running.channel().queue_bind(name, name + "used", "k")
-    attempts = [
+    attempts: list[tuple[Callable[[BlockingChannel], object], int]] = [
         (lambda c: c.exchange_declare("amq.mine", "direct"), 403),
         (lambda c: c.exchange_delete("amq.topic"), 403),
         (lambda c: c.queue_bind(name, "", "k"), 403),
@@ -119,7 +123,7 @@ def test_what_clients_may_not_do_with_exchanges(running: Running, name: str) -> 
         assert caught.value.reply_code == expected, caught.value
 
 
-def test_an_auto_delete_exchange_goes_with_its_last_binding(running: Running, name: str) -> None:
+def test_an_auto_delete_exchange_is_deleted_with_its_last_binding(running: Running, name: str) -> None:
     channel = running.channel()
     channel.exchange_declare(name, "direct", auto_delete=True)
     channel.queue_declare(name)
@@ -128,10 +132,8 @@ def test_an_auto_delete_exchange_goes_with_its_last_binding(running: Running, na
     eventually(lambda: running.call(lambda: name not in running.server.broker.vhosts.get("/").routing.exchanges))
 
 
-def test_a_new_binding_takes_effect_for_the_next_message_of_the_same_connection(
-    channel: BlockingChannel, name: str
-) -> None:
-    """The route of a key is remembered; a change must be seen at once, whatever is cached."""
+def test_a_binding_applies_to_the_next_message_of_the_same_connection(channel: BlockingChannel, name: str) -> None:
+    """Routes are cached per key, and a changed binding must invalidate the cache at once."""
     channel.exchange_declare(name, "direct")
     channel.queue_declare(name)
     for n in range(20):

@@ -1,4 +1,4 @@
-"""Through both listeners at once: what is posted to a queue's stream reaches its consumers, and the other way round."""
+"""AMQP and HTTP on the same queue: messages published by one are readable by the other."""
 
 import http.client
 import json
@@ -33,7 +33,7 @@ def call(running: Running, method: str, path: str, body: object = None) -> Any:
         connection.close()
 
 
-def test_messages_posted_over_http_reach_amqp_consumers_with_their_headers(running: Running) -> None:
+def test_messages_published_over_http_reach_amqp_consumers_with_their_headers(running: Running) -> None:
     channel = running.channel()
     channel.queue_declare("orders", durable=True)
     got: list[tuple[bytes, str, Any, bool]] = []
@@ -59,7 +59,7 @@ def test_messages_posted_over_http_reach_amqp_consumers_with_their_headers(runni
     eventually(lambda: running.call(lambda: running.queue("orders").unacked + running.queue("orders").ready) == 0)
 
 
-def test_messages_published_over_amqp_are_readable_over_http_at_once_with_their_headers(running: Running) -> None:
+def test_messages_published_over_amqp_are_readable_over_http_with_their_headers(running: Running) -> None:
     channel = running.channel()
     channel.confirm_delivery()
     channel.queue_declare("invoices", durable=True)
@@ -78,15 +78,15 @@ def test_messages_published_over_amqp_are_readable_over_http_at_once_with_their_
             "headers": {"n": 1, "who": "me", "deep": {"a": [1, 2]}},
         },
     }
-    call(running, "POST", "/topics/invoices/messages", record)  # as it stands
+    call(running, "POST", "/topics/invoices/messages", record)  # unchanged
     got = [channel.basic_get("invoices", auto_ack=True) for _ in range(2)]
     assert [(method.exchange, method.routing_key) for method, _, _ in got] == [("amq.topic", "eu.de")] * 2
     assert got[0][1].headers == got[1][1].headers == properties.headers
     assert got[1][1].correlation_id == "c-1" and got[0][2] == got[1][2] == b"body"
 
 
-def test_a_hash_of_a_property_sees_it_however_the_message_came(running: Running) -> None:
-    """All that came by HTTP, had waited or was dead went to one queue."""
+def test_hash_property_applies_to_messages_of_every_origin(running: Running) -> None:
+    """Messages from HTTP, delayed messages and dead letters all went to the same queue."""
     channel = running.channel()
     channel.exchange_declare("hash", "x-consistent-hash", arguments={"hash-property": "message_id"})
     channel.exchange_declare("wait", "x-delayed-message", arguments={"x-delayed-type": "fanout"})
@@ -107,13 +107,13 @@ def test_a_hash_of_a_property_sees_it_however_the_message_came(running: Running)
         call(running, "POST", "/api/exchanges/%2F/hash/publish", body)
     found: list[set[bytes]] = [set() for _ in range(4)]
 
-    def all_came() -> bool:
+    def all_arrived() -> bool:
         for n in range(4):
             found[n].update(bodies(channel, f"hashed{n}"))
         return sum(map(len, found)) == 80
 
-    eventually(all_came)
+    eventually(all_arrived)
     for n in range(20):
-        there = [queue for queue in range(4) if f"amqp {n}".encode() in found[queue]]
-        assert {f"{way} {n}".encode() for way in ("amqp", "delayed", "dead", "http")} <= found[there[0]]
+        queues = [queue for queue in range(4) if f"amqp {n}".encode() in found[queue]]
+        assert {f"{way} {n}".encode() for way in ("amqp", "delayed", "dead", "http")} <= found[queues[0]]
     assert all(found)

@@ -1,4 +1,4 @@
-"""One log, many listeners: what comes in by one is read by the others."""
+"""Queues and topics share one log: records written by one listener are read by the others."""
 
 import asyncio
 from typing import Any
@@ -10,7 +10,7 @@ from tests.listeners.amqp.running import PATIENCE_S, Running, depth, eventually,
 
 
 def publish(running: Running, stream: str, value: bytes, headers: tuple[tuple[str, bytes], ...] = ()) -> None:
-    """As the HTTP listener does it."""
+    """Publish a record without AMQP, as the HTTP listener does."""
     broker = running.server.broker
 
     async def work() -> None:
@@ -19,7 +19,7 @@ def publish(running: Running, stream: str, value: bytes, headers: tuple[tuple[st
     asyncio.run_coroutine_threadsafe(work(), running.loop).result(PATIENCE_S)
 
 
-def test_a_record_published_to_a_queues_stream_reaches_its_consumers(running: Running, name: str) -> None:
+def test_a_record_published_to_the_stream_of_a_queue_reaches_its_consumers(running: Running, name: str) -> None:
     channel = running.channel()
     channel.queue_declare(name, durable=True)
     channel.basic_publish("", name, b"by amqp")
@@ -44,7 +44,7 @@ def test_a_message_published_over_amqp_is_a_record_with_its_properties(running: 
     assert dict(record.headers)["amqp.exchange"] == b""
 
 
-def test_a_topic_is_a_stream_queue_over_amqp(running: Running) -> None:
+def test_a_topic_can_be_used_as_a_stream_queue(running: Running) -> None:
     broker = running.server.broker
 
     async def create() -> None:
@@ -62,7 +62,7 @@ def test_a_topic_is_a_stream_queue_over_amqp(running: Running) -> None:
     assert got == [b"1", b"2"]
 
 
-def test_a_queue_declared_on_a_topic_begins_at_its_end(running: Running) -> None:
+def test_a_queue_declared_on_a_topic_starts_at_the_end_of_the_topic(running: Running) -> None:
     broker = running.server.broker
 
     async def create() -> None:
@@ -78,7 +78,7 @@ def test_a_queue_declared_on_a_topic_begins_at_its_end(running: Running) -> None
     assert broker.streams.find("orders") is not None
 
 
-def test_consumers_go_on_behind_what_was_deleted_from_the_log(running: Running, name: str) -> None:
+def test_consumers_continue_after_the_records_deleted_from_the_log(running: Running, name: str) -> None:
     channel = running.channel()
     channel.queue_declare(name, durable=True)
     channel.confirm_delivery()

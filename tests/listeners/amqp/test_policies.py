@@ -1,4 +1,4 @@
-"""What queues do with messages by themselves: time, length, dead letters, priorities, delays."""
+"""Queue arguments and delayed exchanges: expiration, length limits, dead-lettering, priorities, delays."""
 
 import time
 from typing import Any
@@ -11,28 +11,30 @@ from pika.exceptions import ChannelClosedByBroker
 from tests.listeners.amqp.running import Running, bodies, depth, eventually, take
 
 
-def dead_letter_pair(channel: BlockingChannel, name: str, durable: bool = True, **arguments: Any) -> str:
-    """A queue whose dead letters go to another; the other's name."""
+def dead_letter_pair(
+    channel: BlockingChannel, name: str, arguments: dict[str, Any] | None = None, *, durable: bool = True
+) -> str:
+    """Declare a queue and a second one for its dead letters; return the name of the second."""
     dead = name + ".dead"
     channel.queue_declare(dead, durable=durable)
     channel.queue_declare(
         name, durable=durable,
-        arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead, **arguments},
+        arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead, **(arguments or {})},
     )  # fmt: skip
     return dead
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_messages_expire_by_the_queues_age_limit_without_a_consumer(
-    channel: BlockingChannel, name: str, durable: bool
-) -> None:
+def test_x_message_ttl_expires_messages_without_a_consumer(channel: BlockingChannel, name: str, durable: bool) -> None:
     channel.queue_declare(name, durable=durable, arguments={"x-message-ttl": 30})
     channel.basic_publish("", name, b"x")
     eventually(lambda: depth(channel, name) == 0)
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_messages_expire_by_their_own_time_at_the_head(channel: BlockingChannel, name: str, durable: bool) -> None:
+def test_a_message_with_an_expiration_expires_at_the_head_of_the_queue(
+    channel: BlockingChannel, name: str, durable: bool
+) -> None:
     channel.queue_declare(name, durable=durable)
     channel.basic_publish("", name, b"short", pika.BasicProperties(expiration="20"))
     channel.basic_publish("", name, b"stays")
@@ -41,7 +43,7 @@ def test_messages_expire_by_their_own_time_at_the_head(channel: BlockingChannel,
     assert bodies(channel, name) == [b"stays"]
 
 
-def test_a_message_expires_while_a_consumer_holds_the_one_before_it(channel: BlockingChannel, name: str) -> None:
+def test_a_message_expires_while_the_previous_one_is_unacknowledged(channel: BlockingChannel, name: str) -> None:
     dead = dead_letter_pair(channel, name)
     channel.basic_qos(prefetch_count=1)
     channel.basic_publish("", name, b"held")
@@ -60,45 +62,45 @@ def test_a_message_expires_while_a_consumer_holds_the_one_before_it(channel: Blo
         ({}, {"expiration": "0"}),
     ],
 )
-def test_an_idle_consumer_gets_what_would_be_dropped_without_it(
+def test_an_idle_consumer_gets_messages_before_limits_drop_them(
     channel: BlockingChannel, name: str, durable: bool, arguments: dict[str, Any], properties: dict[str, str]
 ) -> None:
     channel.queue_declare(name, durable=durable, arguments=arguments)
     got: list[bytes] = []
     channel.basic_consume(name, lambda _c, _m, _p, body: got.append(body), auto_ack=True)
-    said = [b"%02d" % n for n in range(50)]
-    channel.tx_select()  # all of them at once
-    for body in said:
+    published = [b"%02d" % n for n in range(50)]
+    channel.tx_select()  # all messages at once
+    for body in published:
         channel.basic_publish("", name, body, pika.BasicProperties(**properties))
     channel.tx_commit()
     channel.queue_declare(name, passive=True)
-    eventually(lambda: channel.connection.process_data_events(0.01) or len(got) == len(said))
-    assert got == said
+    eventually(lambda: channel.connection.process_data_events(0.01) or len(got) == len(published))
+    assert got == published
 
 
 @pytest.mark.parametrize("durable", [True, False])
 @pytest.mark.parametrize("overflow", ["reject-publish", "reject-publish-dlx"])
 @pytest.mark.parametrize("bound", [{"x-max-length": 3}, {"x-max-length-bytes": 6}])
 @pytest.mark.parametrize("prefetch", [0, 20])
-def test_a_full_queue_refuses_only_what_its_consumers_have_no_room_for(
+def test_a_full_queue_refuses_only_messages_beyond_the_prefetch_of_its_consumers(
     running: Running, name: str, durable: bool, overflow: str, bound: dict[str, int], prefetch: int
 ) -> None:
-    """RabbitMQ delivers first: without that a burst was refused while a consumer waited for it."""
+    """RabbitMQ delivers first. Without that, a burst was refused although a consumer was idle."""
     publisher, consumer = running.channel(), running.channel()
     publisher.queue_declare(name, durable=durable, arguments={"x-overflow": overflow, **bound})
     got: list[bytes] = []
     consumer.basic_qos(prefetch_count=prefetch)
     consumer.basic_consume(name, lambda _c, _m, _p, body: got.append(body), auto_ack=not prefetch)
-    said = [b"%02d" % n for n in range(50)]
-    publisher.tx_select()  # all of them at once
-    for body in said:
+    published = [b"%02d" % n for n in range(50)]
+    publisher.tx_select()  # all messages at once
+    for body in published:
         publisher.basic_publish("", name, body)
     if prefetch:
         with pytest.raises(ChannelClosedByBroker, match="partial tx completion"):
             publisher.tx_commit()
     else:
         publisher.tx_commit()
-    taken, stay = (said[:prefetch], 3) if prefetch else (said, 0)
+    taken, stay = (published[:prefetch], 3) if prefetch else (published, 0)
     eventually(lambda: consumer.connection.process_data_events(0.01) or len(got) == len(taken))
     assert (got, depth(consumer, name)) == (taken, stay)
     for each in (publisher, consumer):
@@ -106,8 +108,10 @@ def test_a_full_queue_refuses_only_what_its_consumers_have_no_room_for(
 
 
 @pytest.mark.parametrize("properties", [{}, {"expiration": "0"}])
-def test_now_or_never_is_not_once_more(channel: BlockingChannel, name: str, properties: dict[str, str]) -> None:
-    dead = dead_letter_pair(channel, name, **({} if properties else {"x-message-ttl": 0}))
+def test_a_requeued_message_with_a_ttl_of_zero_expires(
+    channel: BlockingChannel, name: str, properties: dict[str, str]
+) -> None:
+    dead = dead_letter_pair(channel, name, {} if properties else {"x-message-ttl": 0})
     channel.basic_consume(name, lambda c, m, _p, _b: c.basic_nack(m.delivery_tag, requeue=True))
     channel.basic_publish("", name, b"x", pika.BasicProperties(**properties))
     eventually(lambda: channel.connection.process_data_events(0.01) or depth(channel, dead))
@@ -115,7 +119,7 @@ def test_now_or_never_is_not_once_more(channel: BlockingChannel, name: str, prop
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_what_a_consumer_has_no_credit_for_is_bounded(channel: BlockingChannel, name: str, durable: bool) -> None:
+def test_max_length_applies_to_messages_beyond_the_prefetch(channel: BlockingChannel, name: str, durable: bool) -> None:
     channel.queue_declare(name, durable=durable, arguments={"x-max-length": 3})
     got: list[bytes] = []
     channel.basic_qos(prefetch_count=2)
@@ -141,7 +145,7 @@ def test_an_expired_message_is_never_delivered(running: Running, name: str) -> N
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_the_oldest_are_dropped_over_the_length_limit(channel: BlockingChannel, name: str, durable: bool) -> None:
+def test_the_oldest_messages_are_dropped_over_max_length(channel: BlockingChannel, name: str, durable: bool) -> None:
     channel.queue_declare(name, durable=durable, arguments={"x-max-length": 5})
     for n in range(30):
         channel.basic_publish("", name, b"%d" % n)
@@ -149,7 +153,7 @@ def test_the_oldest_are_dropped_over_the_length_limit(channel: BlockingChannel, 
     assert bodies(channel, name) == [b"%d" % n for n in range(25, 30)]
 
 
-def test_the_oldest_are_dropped_over_the_size_limit(channel: BlockingChannel, name: str) -> None:
+def test_the_oldest_messages_are_dropped_over_max_length_bytes(channel: BlockingChannel, name: str) -> None:
     channel.queue_declare(name, durable=True, arguments={"x-max-length-bytes": 1000})
     for n in range(20):
         channel.basic_publish("", name, b"%03d" % n * 100)
@@ -157,8 +161,8 @@ def test_the_oldest_are_dropped_over_the_size_limit(channel: BlockingChannel, na
     assert bodies(channel, name) == [b"%03d" % n * 100 for n in (17, 18, 19)]
 
 
-def test_what_the_length_limit_drops_is_dead_lettered(channel: BlockingChannel, name: str) -> None:
-    dead = dead_letter_pair(channel, name, **{"x-max-length": 1})
+def test_messages_dropped_over_max_length_are_dead_lettered(channel: BlockingChannel, name: str) -> None:
+    dead = dead_letter_pair(channel, name, {"x-max-length": 1})
     channel.basic_publish("", name, b"old")
     channel.basic_publish("", name, b"new")
     _, properties, body = take(channel, dead)
@@ -167,10 +171,10 @@ def test_what_the_length_limit_drops_is_dead_lettered(channel: BlockingChannel, 
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_a_rejected_message_goes_to_the_dead_letters_with_its_history(
+def test_a_rejected_message_is_dead_lettered_with_its_x_death_history(
     channel: BlockingChannel, name: str, durable: bool
 ) -> None:
-    dead = dead_letter_pair(channel, name, durable)
+    dead = dead_letter_pair(channel, name, durable=durable)
     sent = pika.BasicProperties(headers={"mine": 1}, message_id="m", delivery_mode=2)
     channel.basic_publish("", name, b"bad", sent)
     for _ in range(2):  # published again, the message begins a new history, as in RabbitMQ 4
@@ -197,15 +201,15 @@ def test_an_expired_message_is_dead_lettered_without_its_expiration(channel: Blo
     assert properties.expiration is None
 
 
-def test_dead_letters_do_not_go_round_for_ever(channel: BlockingChannel, name: str) -> None:
+def test_a_dead_letter_cycle_ends(channel: BlockingChannel, name: str) -> None:
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": name, "x-message-ttl": 10}
     channel.queue_declare(name, durable=True, arguments=arguments)
     channel.basic_publish("", name, b"x")
     eventually(lambda: depth(channel, name) == 0)
 
 
-def test_retries_by_ttl_and_dead_letters_come_back_after_their_time(channel: BlockingChannel, name: str) -> None:
-    """The usual retry loop: reject to a waiting queue, which sends back when the time is over."""
+def test_a_retry_loop_of_ttl_and_dead_letters_counts_each_attempt(channel: BlockingChannel, name: str) -> None:
+    """The usual retry loop: rejected messages wait in a queue whose TTL dead-letters them back."""
     waiting = name + ".wait"
     channel.queue_declare(
         name, durable=True, arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": waiting}
@@ -223,7 +227,7 @@ def test_retries_by_ttl_and_dead_letters_come_back_after_their_time(channel: Blo
 
 
 def test_a_poison_message_is_dead_lettered_at_its_delivery_limit(channel: BlockingChannel, name: str) -> None:
-    dead = dead_letter_pair(channel, name, **{"x-queue-type": "quorum", "x-delivery-limit": 2})
+    dead = dead_letter_pair(channel, name, {"x-queue-type": "quorum", "x-delivery-limit": 2})
     channel.basic_publish("", name, b"poison")
     for count in (None, 1, 2):
         method, properties, _ = take(channel, name)
@@ -234,7 +238,7 @@ def test_a_poison_message_is_dead_lettered_at_its_delivery_limit(channel: Blocki
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_the_highest_priority_comes_first_and_equals_stay_in_order(
+def test_messages_are_ordered_by_priority_and_then_by_arrival(
     channel: BlockingChannel, name: str, durable: bool
 ) -> None:
     channel.queue_declare(name, durable=durable, arguments={"x-max-priority": 5})
@@ -244,7 +248,7 @@ def test_the_highest_priority_comes_first_and_equals_stay_in_order(
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_a_delayed_message_waits_and_then_is_routed(channel: BlockingChannel, name: str, durable: bool) -> None:
+def test_a_delayed_message_is_routed_after_its_delay(channel: BlockingChannel, name: str, durable: bool) -> None:
     channel.exchange_declare(name, "x-delayed-message", durable=durable, arguments={"x-delayed-type": "topic"})
     channel.queue_declare(name, durable=durable)
     channel.queue_bind(name, name, "a.*")
@@ -253,22 +257,23 @@ def test_a_delayed_message_waits_and_then_is_routed(channel: BlockingChannel, na
     for delay in (600_000, 40, 0):
         sent[delay] = time.monotonic()
         channel.basic_publish(name, "a.b", b"%d" % delay, pika.BasicProperties(headers={"x-delay": delay}))
-    came: set[int] = set()
-    while len(came) < 2:
+    arrived: set[int] = set()
+    while len(arrived) < 2:
         delay = int(take(channel, name, auto_ack=True)[2])
-        assert (time.monotonic() - sent[delay]) * 1000 > delay - 2, "before its time"  # the broker counts whole ms
-        came.add(delay)
-    assert came == {0, 40}
+        waited_ms = (time.monotonic() - sent[delay]) * 1000
+        assert waited_ms > delay - 2, "delivered too early"  # the broker uses whole milliseconds
+        arrived.add(delay)
+    assert arrived == {0, 40}
     assert depth(channel, name) == 0
 
 
-@pytest.mark.parametrize("way", ["binding", "alternate", "dead letter"])
-def test_a_message_waits_in_a_delayed_exchange_that_it_comes_to_through_another(
-    running: Running, channel: BlockingChannel, name: str, way: str
+@pytest.mark.parametrize("source", ["binding", "alternate", "dead letter"])
+def test_a_message_is_delayed_when_another_exchange_routes_it_to_a_delayed_exchange(
+    running: Running, channel: BlockingChannel, name: str, source: str
 ) -> None:
-    """It was routed on at once. What else is bound on its way gets it now, as with RabbitMQ's plugin."""
+    """It was routed on without a delay. Other bindings on the way get it at once, as with RabbitMQ's plugin."""
     first, delaying, second = f"{name}.first", f"{name}.delaying", f"{name}.second"
-    first_arguments = {"alternate-exchange": delaying} if way == "alternate" else {}
+    first_arguments = {"alternate-exchange": delaying} if source == "alternate" else {}
     channel.exchange_declare(first, "fanout", durable=True, arguments=first_arguments)
     for exchange in (delaying, second):
         arguments = {"x-delayed-type": "direct"}
@@ -276,31 +281,31 @@ def test_a_message_waits_in_a_delayed_exchange_that_it_comes_to_through_another(
     channel.exchange_bind(second, delaying, "a")
     for queue, exchange in ((f"{name}.now", first), (f"{name}.later", delaying), (f"{name}.last", second)):
         channel.queue_declare(queue, durable=True)
-        if exchange != first or way != "alternate":
+        if exchange != first or source != "alternate":
             channel.queue_bind(queue, exchange, "a")
-    if way != "alternate":
+    if source != "alternate":
         channel.exchange_bind(delaying, first)
     channel.confirm_delivery()
     long, short = pika.BasicProperties(headers={"x-delay": 600_000}), pika.BasicProperties(headers={"x-delay": 40})
-    if way == "dead letter":
+    if source == "dead letter":
         channel.queue_declare(name, durable=True, arguments={"x-dead-letter-exchange": first, "x-message-ttl": 1,
                                                              "x-dead-letter-routing-key": "a"})  # fmt: skip
     for properties in (long, short):
-        if way == "dead letter":
+        if source == "dead letter":
             channel.basic_publish("", name, b"x", properties, mandatory=True)
         else:
             channel.basic_publish(first, "a", b"x", properties, mandatory=True)
     for queue in (f"{name}.later", f"{name}.last"):
-        assert take(channel, queue, auto_ack=True)[1].headers["x-delay"] == -40, "it has waited, and once"
+        assert take(channel, queue, auto_ack=True)[1].headers["x-delay"] == -40, "delayed exactly once"
     host = running.server.broker.vhosts.get("/")
     eventually(lambda: running.call(lambda: host.delays.waiting(delaying)) == 1)
     assert running.call(lambda: host.delays.waiting(second)) == 0
-    assert depth(channel, f"{name}.now") == (0 if way == "alternate" else 2)
+    assert depth(channel, f"{name}.now") == (0 if source == "alternate" else 2)
     assert depth(channel, f"{name}.later") == 0
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_a_delayed_message_reaches_its_cc_and_bcc(channel: BlockingChannel, name: str, durable: bool) -> None:
+def test_a_delayed_message_reaches_its_cc_and_bcc_queues(channel: BlockingChannel, name: str, durable: bool) -> None:
     channel.exchange_declare(name, "x-delayed-message", durable=durable, arguments={"x-delayed-type": "direct"})
     for key in "abc":
         channel.queue_declare(name + key, durable=durable)
@@ -311,7 +316,7 @@ def test_a_delayed_message_reaches_its_cc_and_bcc(channel: BlockingChannel, name
         assert take(channel, name + key)[1].headers == {"x-delay": -10, "CC": ["b"]}
 
 
-def test_a_stream_is_read_from_anywhere_and_keeps_its_messages(running: Running, name: str) -> None:
+def test_a_stream_can_be_read_from_any_offset_and_keeps_its_messages(running: Running, name: str) -> None:
     channel = running.channel()
     channel.queue_declare(name, durable=True, arguments={"x-queue-type": "stream"})
     channel.confirm_delivery()

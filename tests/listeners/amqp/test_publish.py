@@ -1,4 +1,4 @@
-"""Publishing: confirms, returns, refusals, and what a message must look like."""
+"""Publishing: confirms, returns, refusals, transactions and the validation of messages."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -26,7 +26,9 @@ from tests.listeners.amqp.running import Running, bodies, depth, eventually, tak
 
 @pytest.mark.parametrize("durable", [True, False])
 @pytest.mark.parametrize("size", [0, 1, 131_064, 131_065, 300_000, 3_000_000])
-def test_a_body_of_any_size_comes_back_as_it_was(channel: BlockingChannel, name: str, size: int, durable: bool) -> None:
+def test_a_body_of_any_size_is_delivered_unchanged(
+    channel: BlockingChannel, name: str, size: int, durable: bool
+) -> None:
     channel.queue_declare(name, durable=durable)
     channel.confirm_delivery()
     body = bytes(n % 251 for n in range(1000)) * (size // 1000 + 1)
@@ -42,22 +44,22 @@ def test_a_body_of_any_size_comes_back_as_it_was(channel: BlockingChannel, name:
     assert (method.exchange, method.routing_key, method.redelivered) == ("", name, False)
 
 
-def test_a_message_that_nobody_takes_comes_back_if_it_is_mandatory(channel: BlockingChannel, name: str) -> None:
+def test_an_unroutable_mandatory_message_is_returned(channel: BlockingChannel, name: str) -> None:
     channel.confirm_delivery()
     with pytest.raises(UnroutableError) as caught:
         channel.basic_publish("", name, b"x", mandatory=True)
     assert caught.value.messages[0].method.reply_code == 312
-    channel.basic_publish("", name, b"x")  # and is confirmed and gone if it is not
+    channel.basic_publish("", name, b"x")  # without mandatory it is confirmed and dropped
 
 
-def test_confirms_come_for_every_message_also_when_many_are_on_their_way(running: Running, name: str) -> None:
+def test_every_message_is_confirmed_when_many_are_in_flight(running: Running, name: str) -> None:
     channel = running.channel()
     channel.queue_declare(name, durable=True)
     confirmed: list[int] = []
 
     class Counter:
-        def __call__(self, frame: object) -> None:
-            method = frame.method  # type: ignore[attr-defined]
+        def __call__(self, frame: Any) -> None:
+            method = frame.method
             first = (confirmed[-1] if confirmed else 0) + 1 if method.multiple else method.delivery_tag
             confirmed.extend(range(first, method.delivery_tag + 1))
 
@@ -71,7 +73,7 @@ def test_confirms_come_for_every_message_also_when_many_are_on_their_way(running
     assert bodies(channel, name) == [b"%d" % n for n in range(500)]
 
 
-def test_a_message_to_many_queues_is_in_all_of_them_once_it_is_confirmed(channel: BlockingChannel, name: str) -> None:
+def test_a_confirmed_message_is_in_every_queue_it_was_routed_to(channel: BlockingChannel, name: str) -> None:
     channel.exchange_declare(name, "fanout", durable=True)
     for n in range(10):
         channel.queue_declare(f"{name}{n}", durable=n % 2 == 0)
@@ -81,7 +83,7 @@ def test_a_message_to_many_queues_is_in_all_of_them_once_it_is_confirmed(channel
     assert [depth(channel, f"{name}{n}") for n in range(10)] == [1] * 10
 
 
-def test_cc_and_bcc_reach_their_queues_and_bcc_is_not_told(channel: BlockingChannel, name: str) -> None:
+def test_cc_and_bcc_reach_their_queues_and_the_bcc_header_is_removed(channel: BlockingChannel, name: str) -> None:
     for queue in "abc":
         channel.queue_declare(name + queue)
     headers = {"CC": [name + "b"], "BCC": [name + "c"], "x": 1}
@@ -94,14 +96,14 @@ def test_cc_and_bcc_reach_their_queues_and_bcc_is_not_told(channel: BlockingChan
 WRONG_PROPERTIES = [
     pika.BasicProperties(expiration="soon"),
     pika.BasicProperties(expiration="-1"),
-    pika.BasicProperties(user_id="somebody"),
+    pika.BasicProperties(user_id="other"),
     pika.BasicProperties(headers={"CC": "not a list"}),
     pika.BasicProperties(reply_to="amq.rabbitmq.reply-to"),
 ]
 
 
 @pytest.mark.parametrize("properties", WRONG_PROPERTIES)
-def test_properties_that_cannot_be_end_the_channel(
+def test_invalid_properties_close_the_channel(
     channel: BlockingChannel, name: str, properties: pika.BasicProperties
 ) -> None:
     channel.queue_declare(name)
@@ -126,34 +128,34 @@ def confirming(running: Running, name: str) -> Iterator[Raw]:
 
 
 @pytest.mark.parametrize("properties", WRONG_PROPERTIES)
-def test_what_is_refused_with_its_channel_is_not_confirmed(
+def test_a_message_that_closes_its_channel_is_not_confirmed(
     confirming: Raw, name: str, properties: pika.BasicProperties
 ) -> None:
     confirming.send(message(name, {key: value for key, value in vars(properties).items() if value is not None}))
     assert confirming.expect(commands.Channel.Close).reply_code == 406
 
 
-def test_pika_hears_that_the_channel_is_closed_and_no_confirm(channel: BlockingChannel, name: str) -> None:
+def test_pika_reports_the_closed_channel_of_a_refused_message(channel: BlockingChannel, name: str) -> None:
     channel.queue_declare(name)
     channel.confirm_delivery()
     with pytest.raises(ChannelClosedByBroker):
         channel.basic_publish("", name, b"x", pika.BasicProperties(expiration="soon"))
 
 
-def test_of_two_that_come_together_the_good_one_is_confirmed_and_the_bad_one_is_not(confirming: Raw, name: str) -> None:
+def test_a_valid_message_is_confirmed_before_an_invalid_one_in_the_same_read(confirming: Raw, name: str) -> None:
     confirming.send(message(name, {}) + message(name, {"expiration": "soon"}))
     ack = confirming.expect(commands.Basic.Ack)
     assert (ack.delivery_tag, ack.multiple) == (1, False)
     assert confirming.expect(commands.Channel.Close).reply_code == 406
 
 
-def test_the_right_user_id_is_taken(channel: BlockingChannel, name: str) -> None:
+def test_the_user_id_of_the_authenticated_user_is_accepted(channel: BlockingChannel, name: str) -> None:
     channel.queue_declare(name)
     channel.basic_publish("", name, b"x", pika.BasicProperties(user_id="guest"))
     assert depth(channel, name) == 1
 
 
-def test_immediate_is_540_and_ends_the_connection(channel: BlockingChannel, name: str) -> None:
+def test_immediate_is_540_and_closes_the_connection(channel: BlockingChannel, name: str) -> None:
     channel.queue_declare(name)
     publish = pika.spec.Basic.Publish(exchange="", routing_key=name, immediate=True)
     with pytest.raises(ConnectionClosedByBroker) as caught:
@@ -162,7 +164,7 @@ def test_immediate_is_540_and_ends_the_connection(channel: BlockingChannel, name
     assert caught.value.reply_code == 540
 
 
-def test_a_message_over_the_limit_is_311_and_the_connection_lives(running: Running, name: str) -> None:
+def test_a_message_over_the_size_limit_is_311_and_the_connection_stays_open(running: Running, name: str) -> None:
     connection = running.connect()
     channel = connection.channel()
     channel.queue_declare(name)
@@ -173,7 +175,7 @@ def test_a_message_over_the_limit_is_311_and_the_connection_lives(running: Runni
     connection.channel().queue_declare(name, passive=True)
 
 
-def test_a_full_queue_that_rejects_says_nack_and_keeps_what_it_has(channel: BlockingChannel, name: str) -> None:
+def test_reject_publish_nacks_messages_and_keeps_the_existing_ones(channel: BlockingChannel, name: str) -> None:
     channel.queue_declare(name, durable=True, arguments={"x-max-length": 2, "x-overflow": "reject-publish"})
     channel.confirm_delivery()
     channel.basic_publish("", name, b"1")
@@ -185,7 +187,7 @@ def test_a_full_queue_that_rejects_says_nack_and_keeps_what_it_has(channel: Bloc
     assert bodies(channel, name) == [b"4"]
 
 
-def test_a_transaction_publishes_and_acks_together_or_not_at_all(channel: BlockingChannel, name: str) -> None:
+def test_a_transaction_publishes_and_acks_atomically(channel: BlockingChannel, name: str) -> None:
     channel.queue_declare(name, durable=True)
     channel.basic_publish("", name, b"before")
     channel.tx_select()
@@ -193,7 +195,7 @@ def test_a_transaction_publishes_and_acks_together_or_not_at_all(channel: Blocki
     method, _, _ = channel.basic_get(name)
     channel.basic_ack(method.delivery_tag)
     channel.tx_rollback()
-    channel.basic_nack(method.delivery_tag, requeue=True)  # still out: the ack never happened
+    channel.basic_nack(method.delivery_tag, requeue=True)  # still unacknowledged: the ack was rolled back
     channel.tx_commit()
     assert depth(channel, name) == 1
     method, _, _ = channel.basic_get(name)
@@ -205,7 +207,7 @@ def test_a_transaction_publishes_and_acks_together_or_not_at_all(channel: Blocki
     assert body == b"after"
 
 
-def test_a_transaction_with_one_bad_message_publishes_none(running: Running, name: str) -> None:
+def test_a_transaction_with_an_invalid_message_publishes_none(running: Running, name: str) -> None:
     channel = running.channel()
     channel.queue_declare(name, durable=True)
     channel.exchange_declare(name, "direct")
@@ -220,7 +222,7 @@ def test_a_transaction_with_one_bad_message_publishes_none(running: Running, nam
     assert depth(running.channel(), name) == 0
 
 
-def test_a_transaction_of_which_a_queue_refused_a_message_is_not_told_to_be_done(running: Running, name: str) -> None:
+def test_a_commit_fails_if_a_queue_refuses_a_message(running: Running, name: str) -> None:
     channel = running.channel()
     channel.queue_declare(name, durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     channel.tx_select()
@@ -249,10 +251,10 @@ def test_a_transaction_that_settles_a_message_twice_publishes_nothing(running: R
     assert depth(running.channel(), name) == 1
 
 
-def test_a_transaction_of_many_small_messages_is_bounded_like_one_of_large_ones(
+def test_the_size_limit_of_a_transaction_also_counts_empty_messages(
     running: Running, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only bodies were counted: of empty messages eight million were kept, and committed in one go."""
+    """Only bodies were counted, so a transaction could hold eight million empty messages."""
     monkeypatch.setattr(transaction, "TX_BYTES_MAX", 10_000)
     channel = running.channel()
     channel.queue_declare(name)
@@ -264,15 +266,13 @@ def test_a_transaction_of_many_small_messages_is_bounded_like_one_of_large_ones(
     assert "transaction is larger than the maximum" in caught.value.reply_text
 
 
-def test_what_comes_after_an_ack_of_everything_is_not_settled_with_the_transaction(
-    channel: BlockingChannel, name: str
-) -> None:
-    """Tag 0 was read at the commit: what was delivered meanwhile was acked and gone, and nobody had said so."""
+def test_ack_all_in_a_transaction_covers_only_messages_delivered_before_it(channel: BlockingChannel, name: str) -> None:
+    """Tag 0 was evaluated at the commit, so messages delivered after the ack were acked too and lost."""
     channel.queue_declare(name)
     for body in (b"acked", b"not yet"):
         channel.basic_publish("", name, body)
     channel.tx_select()
-    channel.basic_ack(0, multiple=True)  # nothing is out
+    channel.basic_ack(0, multiple=True)  # nothing is unacknowledged yet
     take(channel, name)
     channel.basic_ack(0, multiple=True)
     take(channel, name)
@@ -281,7 +281,7 @@ def test_what_comes_after_an_ack_of_everything_is_not_settled_with_the_transacti
     assert bodies(channel, name) == [b"not yet"]
 
 
-def test_recovering_in_a_transaction_leaves_what_it_has_settled(channel: BlockingChannel, name: str) -> None:
+def test_recover_in_a_transaction_skips_messages_settled_by_it(channel: BlockingChannel, name: str) -> None:
     channel.queue_declare(name)
     for body in (b"acked", b"kept"):
         channel.basic_publish("", name, body)
@@ -296,7 +296,7 @@ def test_recovering_in_a_transaction_leaves_what_it_has_settled(channel: Blockin
 
 @contextmanager
 def full_disk(running: Running) -> Iterator[None]:
-    """The disk has less room than the log keeps in reserve, which the next tick sees, and each one after it."""
+    """Make the disk look full: less space is free than the log keeps in reserve, as the next check notices."""
     shard = running.server.broker.shard
     reserve = shard.disk_space._reserve
     running.call(lambda: setattr(shard.disk_space, "_reserve", 1 << 60))
@@ -306,7 +306,7 @@ def full_disk(running: Running) -> Iterator[None]:
     eventually(lambda: not running.call(lambda: shard.is_full))
 
 
-def test_a_full_disk_is_a_nack_and_heals_itself_d5(running: Running, name: str) -> None:
+def test_a_full_disk_nacks_messages_until_there_is_space_again(running: Running, name: str) -> None:
     channel = running.channel()
     channel.queue_declare(name, durable=True)
     channel.confirm_delivery()
@@ -323,7 +323,7 @@ def refuse(*_: object) -> None:
 
 @pytest.fixture
 def good_and_bad(running: Running, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
-    """Two queues; what the second is to store is refused."""
+    """Two durable queues. Appends to the second one fail."""
     good, bad = f"{name}.good", f"{name}.bad"
     for queue in (good, bad):
         running.channel().queue_declare(queue, durable=True)
@@ -333,7 +333,7 @@ def good_and_bad(running: Running, name: str, monkeypatch: pytest.MonkeyPatch) -
 
 @contextmanager
 def one_flush(running: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever is published in the block is stored together, at its end."""
+    """Store all messages published in the block with one flush at its end."""
     rounds = running.server.broker.vhosts.flushes
     with monkeypatch.context() as held:
         held.setattr(rounds, "flush", lambda: None)
@@ -346,10 +346,10 @@ def pending(running: Running, *queues: str) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("properties", [b"\0\0", encode_properties({"expiration": "3600000"})])
-def test_a_queue_that_refuses_is_no_trouble_of_those_who_publish_to_others(
+def test_a_failing_queue_does_not_affect_publishers_to_other_queues(
     running: Running, good_and_bad: tuple[str, str], monkeypatch: pytest.MonkeyPatch, properties: bytes
 ) -> None:
-    """The connections of all who published at that time were closed with 541."""
+    """The connections of all clients that published at that time were closed with 541."""
     good, bad = good_and_bad
 
     def publisher(queue: str) -> Raw:
@@ -379,73 +379,73 @@ def test_a_queue_that_refuses_is_no_trouble_of_those_who_publish_to_others(
 
 @pytest.fixture
 def answered(running: Running) -> tuple[BlockingChannel, dict[int, str]]:
-    """A channel whose publishes wait for nothing, and what each was told in the end."""
+    """A channel that does not wait for confirms, and the reply to each delivery tag."""
     channel = running.channel()
-    told: dict[int, str] = {}
+    replies: dict[int, str] = {}
 
-    def hear(found: Any) -> None:
+    def record(found: Any) -> None:
         method = found.method
         for tag in range(1, method.delivery_tag + 1) if method.multiple else [method.delivery_tag]:
-            told.setdefault(tag, method.NAME)
+            replies.setdefault(tag, method.NAME)
 
-    channel._impl.confirm_delivery(hear, lambda _: None)
-    return channel, told
+    channel._impl.confirm_delivery(record, lambda _: None)
+    return channel, replies
 
 
-def test_of_a_read_with_publishes_to_both_kinds_each_has_its_own_answer(
+def test_publishes_to_good_and_failing_queues_in_one_read_are_confirmed_separately(
     running: Running, good_and_bad: tuple[str, str], answered: tuple[BlockingChannel, dict[int, str]]
 ) -> None:
-    """The connection was closed with 541. That the queue refuses is known from a publish before them."""
+    """The connection was closed with 541. The broker knows from an earlier publish that the queue refuses."""
     good, bad = good_and_bad
-    channel, told = answered
+    channel, replies = answered
 
-    def hears(count: int) -> bool:
+    def has_replies(count: int) -> bool:
         channel.connection.process_data_events(0.01)
-        return len(told) == count
+        return len(replies) == count
 
     channel._impl.basic_publish("", bad, b"x")
-    eventually(lambda: hears(1))
+    eventually(lambda: has_replies(1))
     for queue in (good, bad, good, bad, bad, good):
         channel._impl.basic_publish("", queue, b"x")
-    eventually(lambda: hears(7))
+    eventually(lambda: has_replies(7))
     kinds = {"Basic.Ack": good, "Basic.Nack": bad}
-    assert [kinds[told[tag]] for tag in range(1, 8)] == [bad, good, bad, good, bad, bad, good]
+    assert [kinds[replies[tag]] for tag in range(1, 8)] == [bad, good, bad, good, bad, bad, good]
     assert depth(channel, good) == 3
 
 
 @pytest.mark.parametrize("properties", [b"\0\0", encode_properties({"expiration": "3600000"})])
-def test_publishes_in_one_read_with_the_first_refusal_have_each_their_own_answer(
+def test_publishes_in_one_read_with_the_first_failure_are_confirmed_separately(
     running: Running, good_and_bad: tuple[str, str], properties: bytes
 ) -> None:
-    """All of them were refused, stored or not."""
+    """All of them were refused, even those that were stored."""
     good, bad = good_and_bad
-    running.call(running.server.broker.vhosts.flushes.refusing.clear)  # of the tests before
+    running.call(running.server.broker.vhosts.flushes.refusing.clear)  # left over from earlier tests
     sent = [good, good, bad, good, bad, bad, good]
     content = raw_frame(2, 1, content_header(1, properties)) + raw_frame(3, 1, b"x")
-    told: list[str] = []
+    replies: list[str] = []
     with closing(Raw(running.port).open().channel().method(1, commands.Confirm.Select)) as client:
         client.expect(commands.Confirm.SelectOk)
         client.send(b"".join(frame(1, commands.Basic.Publish, routing_key=queue) + content for queue in sent))
-        while len(told) < len(sent):
-            answer = client.expect(commands.Basic.Ack | commands.Basic.Nack)  # type: ignore[arg-type]
+        while len(replies) < len(sent):
+            answer = client.expect(commands.Basic.Ack | commands.Basic.Nack)  # type: ignore[arg-type]  # isinstance accepts it
             kind = good if isinstance(answer, commands.Basic.Ack) else bad
-            told += [kind] * (answer.delivery_tag - len(told))
-    assert told == sent
+            replies += [kind] * (answer.delivery_tag - len(replies))
+    assert replies == sent
     assert depth(running.channel(), good) == 4
 
 
-def test_whoever_is_refused_a_message_may_look_at_queues(running: Running, good_and_bad: tuple[str, str]) -> None:
-    """The declaration behind it was told 541, and the connection ended."""
+def test_a_passive_declare_works_after_a_refused_message(running: Running, good_and_bad: tuple[str, str]) -> None:
+    """The declaration after the refused message failed with 541, and the connection was closed."""
     bad = good_and_bad[1]
     with closing(Raw(running.port).open().channel()) as client:
         client.send(message(bad, {}) + frame(1, commands.Queue.Declare, queue=bad, passive=True))
         assert client.expect(commands.Queue.DeclareOk).message_count == 0
 
 
-def test_a_transaction_is_done_although_a_queue_of_others_refuses(
+def test_a_transaction_commits_although_another_queue_fails(
     running: Running, good_and_bad: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was told 541 for what somebody else had published meanwhile."""
+    """It failed with 541 because of a message that another client had published."""
     good, bad = good_and_bad
     client = Raw(running.port).open().channel().method(1, commands.Tx.Select)
     with closing(client):
@@ -459,7 +459,7 @@ def test_a_transaction_is_done_although_a_queue_of_others_refuses(
     assert depth(running.channel(), good) == 1
 
 
-def test_a_purge_is_done_although_a_queue_of_others_refuses(
+def test_a_purge_completes_although_another_queue_fails(
     running: Running, good_and_bad: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good, bad = good_and_bad
@@ -475,7 +475,7 @@ def test_a_purge_is_done_although_a_queue_of_others_refuses(
         assert client.expect(commands.Queue.PurgeOk).message_count == 1
 
 
-def test_a_dead_letter_that_finds_no_room_stays_where_it_is_d10(running: Running, name: str) -> None:
+def test_on_a_full_disk_a_rejected_message_stays_in_its_queue(running: Running, name: str) -> None:
     channel = running.channel()
     channel.queue_declare(name + ".dead", durable=True)
     channel.queue_declare(
@@ -492,7 +492,7 @@ def test_a_dead_letter_that_finds_no_room_stays_where_it_is_d10(running: Running
     assert take(channel, name + ".dead")[2] == b"x"
 
 
-def test_a_message_that_cannot_be_dead_lettered_is_not_lost(
+def test_a_message_is_requeued_if_dead_lettering_fails(
     running: Running, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     channel = running.channel()
@@ -500,11 +500,11 @@ def test_a_message_that_cannot_be_dead_lettered_is_not_lost(
     channel.basic_publish("", name, b"x")
     method, _, _ = take(channel, name)
 
-    def bug(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise ValueError("a bug")
 
     with monkeypatch.context() as patched:
-        patched.setattr(running.queue(name).vhost.dead_letters, "publish_copy", bug)
+        patched.setattr(running.queue(name).vhost.dead_letters, "publish_copy", fail)
         channel.basic_reject(method.delivery_tag, requeue=False)
         with pytest.raises(AMQPConnectionError):
             channel.connection.process_data_events(60)
@@ -512,7 +512,7 @@ def test_a_message_that_cannot_be_dead_lettered_is_not_lost(
 
 
 @pytest.mark.parametrize("how", ["nack", "close"])
-def test_a_message_that_cannot_be_read_keeps_no_other_from_its_queue(
+def test_an_unreadable_message_does_not_prevent_the_requeue_of_others(
     running: Running, name: str, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     channel = running.channel()
@@ -538,7 +538,7 @@ def test_a_message_that_cannot_be_read_keeps_no_other_from_its_queue(
     assert running.call(lambda: running.queue(bad).ready) == 1
 
 
-def test_confirms_and_transactions_exclude_each_other(running: Running) -> None:
+def test_confirms_and_transactions_are_mutually_exclusive(running: Running) -> None:
     channel = running.channel()
     channel.tx_select()
     with pytest.raises(ChannelClosedByBroker) as caught:
@@ -546,7 +546,7 @@ def test_confirms_and_transactions_exclude_each_other(running: Running) -> None:
     assert caught.value.reply_code == 406
 
 
-def test_an_answer_goes_straight_to_the_channel_that_asked(running: Running, name: str) -> None:
+def test_direct_reply_to_delivers_to_the_requesting_channel(running: Running, name: str) -> None:
     client, server = running.channel(), running.channel()
     server.queue_declare(name)
     answers: list[bytes] = []

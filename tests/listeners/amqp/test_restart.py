@@ -1,4 +1,4 @@
-"""What is there after a stop, and after a kill: durable things, unacked messages, flags."""
+"""State after a restart or a kill: durable definitions, unacknowledged messages, redelivered flags."""
 
 import asyncio
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def fresh(tmp_path: Path) -> Iterator[Running]:
     broker.stop()
 
 
-def test_durable_things_survive_a_stop_and_transient_ones_do_not(fresh: Running) -> None:
+def test_durable_queues_and_exchanges_survive_a_restart_and_transient_ones_do_not(fresh: Running) -> None:
     channel = fresh.channel()
     for durable in (True, False):
         channel.exchange_declare(f"x{durable}", "topic", durable=durable)
@@ -46,7 +46,7 @@ def test_durable_things_survive_a_stop_and_transient_ones_do_not(fresh: Running)
     assert "qFalse" not in found.queues and "xFalse" not in found.routing.exchanges
 
 
-def test_acked_messages_stay_gone_and_unacked_ones_come_back_flagged(fresh: Running) -> None:
+def test_after_a_restart_only_unacknowledged_messages_remain_and_are_redelivered(fresh: Running) -> None:
     channel = fresh.channel()
     channel.queue_declare("q", durable=True)
     for n in range(10):
@@ -62,7 +62,7 @@ def test_acked_messages_stay_gone_and_unacked_ones_come_back_flagged(fresh: Runn
     assert [method.redelivered for method, _, _ in got] == [True, True, True, False, False, False, False]
 
 
-def test_priorities_delays_and_dead_letters_survive(fresh: Running) -> None:
+def test_priorities_and_delays_survive_a_restart(fresh: Running) -> None:
     channel = fresh.channel()
     channel.queue_declare("p", durable=True, arguments={"x-max-priority": 3})
     for n in range(4):
@@ -82,7 +82,7 @@ def test_priorities_delays_and_dead_letters_survive(fresh: Running) -> None:
     assert fresh.call(lambda: delays.waiting("d")) == 1
 
 
-def test_messages_that_expired_while_the_broker_was_down_are_gone(fresh: Running) -> None:
+def test_messages_that_expired_while_the_broker_was_down_are_removed(fresh: Running) -> None:
     channel = fresh.channel()
     channel.queue_declare("q", durable=True)
     channel.basic_publish("", "q", b"x", pika.BasicProperties(expiration="1"))
@@ -94,7 +94,7 @@ def test_messages_that_expired_while_the_broker_was_down_are_gone(fresh: Running
     assert body == b"y"
 
 
-def test_a_deleted_queue_does_not_come_back_nor_its_messages(fresh: Running) -> None:
+def test_a_deleted_queue_and_its_messages_do_not_return_after_a_restart(fresh: Running) -> None:
     channel = fresh.channel()
     channel.queue_declare("q", durable=True)
     channel.queue_bind("q", "amq.direct", "k")
@@ -108,7 +108,7 @@ def test_a_deleted_queue_does_not_come_back_nor_its_messages(fresh: Running) -> 
     assert depth(channel, "q") == 0
 
 
-def test_a_queue_whose_deletion_was_cut_off_is_new_when_it_is_declared_again(
+def test_a_queue_whose_deletion_was_interrupted_is_empty_when_declared_again(
     fresh: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     channel = fresh.channel()
@@ -116,7 +116,7 @@ def test_a_queue_whose_deletion_was_cut_off_is_new_when_it_is_declared_again(
     channel.confirm_delivery()
     channel.basic_publish("", "q", b"old")
     with monkeypatch.context() as patched, pytest.raises(ConnectionClosedByBroker):
-        patched.setattr(fresh.server.broker.streams, "delete", refuse)  # as if it were killed here
+        patched.setattr(fresh.server.broker.streams, "delete", refuse)  # as if the broker were killed here
         channel.queue_delete("q")
     fresh.restart()
     channel = fresh.channel()
@@ -136,13 +136,13 @@ def message(body: bytes) -> Message:
 
 
 async def crash(broker: Broker) -> None:
-    """As a kill would: nothing more is written, only the lock is let go."""
+    """Stop like a kill: nothing more is written, only the lock is released."""
     broker.shard.fail(OSError("killed"))
     broker.vhosts.flushes.close()
     await asyncio.gather(broker.close(), return_exceptions=True)
 
 
-async def test_after_a_kill_whatever_may_have_been_delivered_is_flagged_and_acks_hold(tmp_path: Path) -> None:
+async def test_after_a_kill_acks_hold_and_possibly_delivered_messages_are_redelivered(tmp_path: Path) -> None:
     config = Config(data_dir=str(tmp_path / "data"), http=None, amqp=None, kafka=None)
     broker = await Broker.open(config)
     queue = await declare(broker)
@@ -154,7 +154,8 @@ async def test_after_a_kill_whatever_may_have_been_delivered_is_flagged_and_acks
         assert found is not None
         queue.settle(found[0], found[1], found[1] + 1)
     rounds = broker.vhosts.flushes
-    while rounds._outstanding or rounds._unsaved:  # written, that is, not synced: a kill does not lose them
+    # Wait until the acks are written. They need no sync to survive a kill of the process.
+    while rounds._outstanding or rounds._unsaved:
         await asyncio.sleep(0.01)
     await crash(broker)
     broker = await Broker.open(config)
@@ -170,7 +171,7 @@ async def test_after_a_kill_whatever_may_have_been_delivered_is_flagged_and_acks
     await broker.close()
 
 
-def test_what_came_back_before_a_stop_is_counted_after_it_and_nothing_else_is(fresh: Running) -> None:
+def test_the_delivery_count_survives_a_restart(fresh: Running) -> None:
     channel = fresh.channel()
     channel.queue_declare("q", durable=True, arguments={"x-queue-type": "quorum"})
     for n in range(6):

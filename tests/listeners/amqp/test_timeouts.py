@@ -16,7 +16,7 @@ class Consumer:
         self.source = self.tags.add_source()
         self.channel_number = 1
         self.is_open = self.is_subscribed = True
-        self.watched = WatchedDeliveries(self, SECOND_MS, 0.0)  # type: ignore[arg-type]
+        self.watched = WatchedDeliveries(self, SECOND_MS, 0.0)  # type: ignore[arg-type]  # has the attributes that are used
 
     def deliver(self, count: int = 1, *, watched: Any = True) -> None:
         for _ in range(count):
@@ -26,7 +26,7 @@ class Consumer:
 
 
 def test_acking_one_delivery_does_not_restart_the_time_of_later_ones() -> None:
-    """The time of a delivery began when the previous one was acked: the last of many could take many limits."""
+    """Each ack restarted the time of the next delivery, so the last of many could take many times the limit."""
     consumer = Consumer()
     consumer.deliver(3)
     assert not consumer.watched.is_late(0.5)

@@ -442,18 +442,18 @@ def test_requests_from_pages_of_other_sites_are_refused(live: Served) -> None:
     assert answer.status_code == 403
 
 
-def unfolding(size: int) -> dict[str, Any]:
+def compressed_zeros(size: int) -> dict[str, Any]:
     """A compressed request of a few kilobytes that contains many empty lists."""
     body = b'{"a":[' + b"[]," * (size // 3) + b"[]]}"
     return {"content": gzip.compress(body), "headers": {"content-encoding": "gzip"}}
 
 
 def test_a_small_body_that_decompresses_to_millions_of_values_is_refused(live: Served) -> None:
-    put_queue(live, "unfolded")
-    refused = live.request("POST", "/api/queues/%2F/unfolded/get", **unfolding(2 << 20))
+    put_queue(live, "decompressed")
+    refused = live.request("POST", "/api/queues/%2F/decompressed/get", **compressed_zeros(2 << 20))
     assert refused.status_code == 413 and "exceeds the limit" in refused.json()["reason"]
     for path in ("/api/definitions", "/api/exchanges/%2F/amq.default/publish"):
-        refused = live.request("POST", path, **unfolding(16 << 20))
+        refused = live.request("POST", path, **compressed_zeros(16 << 20))
         assert refused.status_code == 400 and "JSON values" in refused.json()["reason"], path
 
 
@@ -479,7 +479,7 @@ def test_a_deleted_queue_is_not_kept_alive_by_its_rates(live: Served, durable: b
     live.get("/api/headrace/streams/%2F/looked-at")
     kept = weakref.ref(live.broker.vhosts.get("/").queues["looked-at"])
     live.request("DELETE", "/api/queues/%2F/looked-at")
-    eventually(lambda: gc.collect() is not None and kept() is None, "nobody holds it")
+    eventually(lambda: gc.collect() is not None and kept() is None, "the object is released")
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -72,7 +72,7 @@ def test_a_user_is_created_changed_described_and_deleted(live: Served) -> None:
     assert live.get("/api/whoami", auth=("bill", "first")).status_code == 401
     assert live.get("/api/whoami", auth=("bill", "sec/ond")).status_code == 200
     assert put(live, "users/bill", {"password_hash": "", "tags": ""}).status_code == 204
-    assert live.get("/api/whoami", auth=("bill", "")).status_code == 401, "an empty hash lets nobody in"
+    assert live.get("/api/whoami", auth=("bill", "")).status_code == 401, "an empty hash disables the login"
     assert ask(live, None, "DELETE", "users/bill").status_code == 204
     assert ask(live, None, "DELETE", "users/bill").status_code == 404
     assert ask(live, None, "GET", "users/bill").json()["error"] == "Object Not Found"
@@ -191,7 +191,7 @@ def test_a_deleted_user_loses_its_connections(live: Served) -> None:
     credentials = pika.PlainCredentials("leaver", PASSWORD)
     connection = patient_connection(live.amqp_port, credentials=credentials)
     shown = ask(live, None, "GET", "connections").json()
-    assert "leaver" in {one["user"] for one in shown}, "the page of connections says who it is"
+    assert "leaver" in {one["user"] for one in shown}, "the list of connections shows the user"
     assert ask(live, None, "DELETE", "users/leaver").status_code == 204
     with pytest.raises(pika.exceptions.AMQPError):
         connection.process_data_events(60)
@@ -490,7 +490,7 @@ def test_the_live_numbers_end_when_the_user_is_deleted(live: Served) -> None:
         assert any("Login failed" in line for line in lines), "and then it ends"
 
 
-def test_the_overview_counts_what_is_in_the_virtual_hosts_of_its_user(live: Served) -> None:
+def test_the_overview_counts_only_the_virtual_hosts_of_its_user(live: Served) -> None:
     put(live, "vhosts/counted-home", {})
     put(live, "users/counter", {"password": PASSWORD, "tags": "management"})
     put(live, "permissions/counted-home/counter", ALL)

@@ -79,7 +79,9 @@ def test_authentication_is_off_while_guest_is_the_only_user(tmp_path: Path) -> N
     try:
         passed_on = {"x-forwarded-for": "203.0.113.7"}
         assert live.get("/topics", headers=passed_on).status_code == 200
-        assert live.get("/topics", auth=("nobody", "x")).status_code == 200, "what is not asked is not judged"
+        assert live.get("/topics", auth=("nobody", "x")).status_code == 200, (
+            "without authentication, credentials are not checked"
+        )
         rebound = {"host": "rebound.example.com"}
         assert live.get("/topics", headers=rebound).status_code == 403, "a page of another site, perhaps"
         assert live.get("/api/overview", headers=rebound, auth=("guest", "guest")).status_code == 401
@@ -239,7 +241,7 @@ def test_only_its_owner_and_administrators_commit_for_a_writer(guarded: Live) ->
     assert commit(live, "root", "job", 3, "orders").json()["duplicate"] is False
     assert commit(live, "feeder", "job", 4, "orders").json()["duplicate"] is False, "it is still feeder's"
     live.call(users.remove_user("feeder"))
-    assert commit(live, "writer", "job", 5, "orders").json()["duplicate"] is False, "nobody's by now"
+    assert commit(live, "writer", "job", 5, "orders").json()["duplicate"] is False, "it has no owner any more"
     live.call(users.put_user("feeder", password=PASSWORD))
     live.call(users.set_permission("/", "feeder", EVERYTHING))
     assert commit(live, "feeder", "job", 6, "orders").status_code == 403, "the writer of another user"
@@ -365,7 +367,7 @@ def test_failed_logins_delay_the_attacker_but_not_known_credentials(
     assert (answer.status_code, code_of(answer)) == (429, "too_many_failures")
     assert int(answer.headers["retry-after"]) >= 1
     assert ask(guarded, "GET", "/topics", "root").status_code == 200, "known before, from the same address"
-    assert guarded.get("/topics").status_code == 401, "who gives nothing guesses nothing"
+    assert guarded.get("/topics").status_code == 401, "a request without credentials is not a guess"
     forget_failures(guarded)
 
 

@@ -81,7 +81,7 @@ def test_dns_rebinding_does_not_give_a_site_the_permissions_of_guest(host: str, 
         with pytest.raises(NotAuthorised):  # the default password is public
             gate.caller(login)
     users.guest_has_first_password, users.version = False, 2
-    assert gate.caller(login).name == GUEST, "who knows a password of its own, is"
+    assert gate.caller(login).name == GUEST, "a login with its own password is that user"
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_silent_connections_do_not_block_the_places_of_standbys(own: StartLive) 
         for _ in silent:
             stack.enter_context(server.connect())
         assert b"too_many_connections" in read_all(silent[-1])
-        assert asks_as_standby(standby, keeps=True) == 404, "it stays, whoever else comes"
+        assert asks_as_standby(standby, keeps=True) == 404, "it stays although others connect"
 
 
 @pytest.mark.usefixtures("no_hurry")

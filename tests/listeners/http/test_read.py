@@ -222,7 +222,7 @@ def test_a_long_poll_without_budget_at_its_end_gets_retry_after(own: StartLive, 
         eventually(lambda: budget.used == 600, "a body is on its way")
         server.publish("quiet", {"value": "new"})
         assert sock.recv(12) == b"HTTP/1.1 429"
-    eventually(lambda: budget.used == 0, "nobody is left")
+    eventually(lambda: budget.used == 0, "no reader is left")
     assert server.values("quiet", offset=1) == ["new"]
 
 

@@ -19,7 +19,7 @@ def test_versions_are_deleted_softly_then_permanently(registry: Registry) -> Non
     assert registry.versions("a", deletedOnly="true") == [1]
     assert registry.versions("a", deletedAsNegative="true") == [-1, 2]
     assert [one["version"] for one in registry.ok("GET", "/schemas", deleted="true")] == [1, 2]
-    assert registry.ok("GET", "/schemas/ids/1") == {"schema": ONE}, "whoever has data of it can read on"
+    assert registry.ok("GET", "/schemas/ids/1") == {"schema": ONE}, "existing data stays readable"
     assert registry.ok("DELETE", "/subjects/a/versions/1", permanent="true") == 1
     assert registry.code("GET", "/schemas/ids/1") == 40403
     assert registry.code("DELETE", "/subjects/a/versions/9") == 40402

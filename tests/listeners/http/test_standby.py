@@ -180,7 +180,7 @@ def test_a_stop_does_not_wait_forever_for_standbys_and_confirms_nothing(own: Sta
 
     waiting = threading.Thread(target=publish)
     waiting.start()
-    eventually(lambda: live.get("/standby").json()["waiting"], "nobody waits")
+    eventually(lambda: live.get("/standby").json()["waiting"], "no request waits")
     live.stop()
     waiting.join(60)
     assert answers == [None] or answers[0].status_code >= 500

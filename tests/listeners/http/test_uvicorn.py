@@ -69,7 +69,7 @@ def test_uvicorn_still_has_the_attributes() -> None:
     assert {name for name in CYCLE_ATTRIBUTES if f"self.{name}" not in source} == set()
 
 
-def test_uvicorn_still_calls_what_is_overridden() -> None:
+def test_uvicorn_still_calls_the_overridden_methods() -> None:
     assert "self._start_asgi_task(" in inspect.getsource(HttpToolsProtocol.on_headers_complete)
     assert "self._start_asgi_task(" in inspect.getsource(HttpToolsProtocol.on_response_complete)
     assert STATUS_LINE[404] == b"HTTP/1.1 404 Not Found\r\n"

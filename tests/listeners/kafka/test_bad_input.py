@@ -290,7 +290,7 @@ async def test_refused_batches_are_not_counted(world: World, client: Client) -> 
 @pytest.mark.parametrize(
     "kind",
     [{}, {"transactional": True}, {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0}],
-    ids=["nobody's", "of a transaction", "of a producer"],
+    ids=["unknown", "of a transaction", "of a producer"],
 )
 async def test_a_control_batch_from_a_client_is_refused(client: Client, kind: dict[str, Any]) -> None:
     forged = batch(b"x", control=True, **kind)

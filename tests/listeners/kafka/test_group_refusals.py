@@ -58,7 +58,7 @@ async def beat(client: Client, group: str, member: str, epoch: int, *, version: 
         ("m", -3, JOIN),
         ("m", -2, {}),
     ],
-    ids=["no id", "no timeout", "no partitions", "no topics", "no instance", "no rack", "epoch -3", "nobody's place"],
+    ids=["no id", "no timeout", "no partitions", "no topics", "no instance", "no rack", "epoch -3", "unknown instance"],
 )
 async def test_an_invalid_heartbeat_is_refused_and_creates_no_group(
     world: World, client: Client, member: str, epoch: int, fields: dict[str, Any]
@@ -86,11 +86,11 @@ async def test_version_0_assigns_a_member_id(client: Client) -> None:
 
 async def test_an_unknown_instance_id_is_an_unknown_member(client: Client) -> None:
     joined = await join(client, "dynamic")
-    who = {"group_id": "dynamic", "member_id": joined.member_id, "group_instance_id": "nobody's"}
-    beaten = await client.call(Api.HEARTBEAT, 4, generation_id=joined.generation_id, **who)
+    member = {"group_id": "dynamic", "member_id": joined.member_id, "group_instance_id": "nobody's"}
+    beaten = await client.call(Api.HEARTBEAT, 4, generation_id=joined.generation_id, **member)
     assert beaten.error_code == Code.UNKNOWN_MEMBER_ID
     committed = await client.call(
-        Api.OFFSET_COMMIT, 8, generation_id_or_member_epoch=joined.generation_id, **who,
+        Api.OFFSET_COMMIT, 8, generation_id_or_member_epoch=joined.generation_id, **member,
         topics=[{"name": "t", "partitions": [{"partition_index": 0, "committed_offset": 1}]}],
     )  # fmt: skip
     assert committed.topics[0].partitions[0].error_code == Code.UNKNOWN_MEMBER_ID
@@ -136,7 +136,7 @@ def subscription(*topics: str) -> bytes:
         (b"?", Code.GROUP_SUBSCRIBED_TO_TOPIC),
         (subscription("u"), 0),
     ],
-    ids=["reads it", "nobody can tell", "reads another"],
+    ids=["reads it", "undecidable", "reads another"],
 )
 async def test_offsets_are_deleted_only_of_existing_unsubscribed_partitions(
     client: Client, metadata: bytes, code: int

@@ -198,7 +198,7 @@ async def test_too_much_at_once_is_throttled_even_with_a_small_decompression_lim
         assert [code for code, _ in (await answer(client)).values()] == [0] * 3
 
 
-async def test_d6_a_throttled_batch_is_stored_before_the_producers_next_one(tmp_path: Path) -> None:
+async def test_a_throttled_batch_is_stored_before_the_next_one_of_its_producer(tmp_path: Path) -> None:
     """The partition did not know the producer yet: the second batch was accepted, and the first was then out of
     order."""
     async with topic_at(tmp_path, partitions=20, decompressed_bytes_max=64 << 10) as (_, client):

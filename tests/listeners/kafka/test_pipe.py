@@ -182,7 +182,7 @@ async def test_file_ranges_do_not_count_as_memory(world: World, begun: list[Requ
         assert (len(begun), wire.is_paused) == (2, True), "enough is ready already"
 
 
-async def test_no_more_than_128_requests_of_a_connection_are_under_way(world: World, begun: list[Request]) -> None:
+async def test_at_most_128_requests_of_a_connection_are_in_progress(world: World, begun: list[Request]) -> None:
     with connected(world) as (connection, wire):
         arrive(connection, b"".join(map(request, range(300))))
         assert (len(begun), wire.is_paused) == (128, True)
@@ -204,7 +204,7 @@ async def test_requests_not_started_before_a_disconnect_never_start(world: World
     with connected(world) as (connection, wire):
         arrive(connection, b"".join(request(n, body=bytes(1000)) for n in range(200)))
         assert world.listener.pipelines.heavy == heavy + 1
-        begun[0].answer([b"ready, but nobody is there"])
+        begun[0].answer([b"ready, but the client is gone"])
     assert world.listener.pipelines.heavy == heavy
     begun[1].answer([b"too late"])
     await turn()

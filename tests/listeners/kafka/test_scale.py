@@ -50,7 +50,7 @@ async def test_a_session_of_a_thousand_partitions_returns_only_changes(tmp_path:
         assert len(log._waiters) <= 1, "one watch for all those fetches"
 
 
-async def test_r5_closed_connections_leave_nothing_behind(tmp_path: Path) -> None:
+async def test_closed_kafka_connections_leave_no_state_behind(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         await world.topic("t")
         for _ in range(2):

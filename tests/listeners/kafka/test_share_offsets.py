@@ -46,7 +46,7 @@ async def alter(client: Client, offset: int, topic: str = "t") -> tuple[int, lis
     return answer.error_code, [part.error_code for one in answer.responses for part in one.partitions]
 
 
-async def test_d3_a_share_group_misses_no_record_before_its_first_fetch(tmp_path: Path) -> None:
+async def test_a_share_group_misses_no_record_before_its_first_fetch(tmp_path: Path) -> None:
     """It starts at the end as of its join, not as of the broker's restart."""
     async with topic_at(tmp_path) as (world, client):
         await client.produce("t", batch(b"before"))

@@ -118,7 +118,7 @@ def test_every_cut_of_a_request_is_malformed_and_nothing_else(api: Api, version:
             decode(request_struct(api, version), data[:cut])
 
 
-def test_the_table_says_which_versions_are_flexible_as_kio_does() -> None:
+def test_the_flexible_versions_match_kio() -> None:
     for api, version in OFFERED:
         assert is_flexible(api, version) == request_entity(api, version).__flexible__, (api, version)
         assert is_flexible(api, version) == response_entity(api, version).__flexible__, (api, version)
