@@ -1,5 +1,6 @@
 """The wall clock jumps: nothing expires early, because what has expired is gone for good."""
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,7 +20,7 @@ MONTH = 30 * 24 * HOUR
 
 
 @asynccontextmanager
-async def opened(folder: Path, clock: ManualClock):
+async def opened(folder: Path, clock: ManualClock) -> AsyncIterator[Broker]:
     log = LogSettings(journal_file_bytes=1 << 20)
     broker = await Broker.open(Config(data_dir=str(folder), http=None, amqp=None, kafka=None, log=log), clock=clock)
     try:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.broker import Broker
-from headrace.broker.queues.view import ViewEvents
+from headrace.broker.queues.view import ViewEvents, stored_log
 from headrace.broker.types.message import Message
 from headrace.clock import ManualClock
 from headrace.config import Config
@@ -127,7 +127,7 @@ async def test_topic_defaults_delete_no_unsettled_messages_of_queues(tmp_path: P
     assert [taken[2].body for taken in iter(queue.get, None)] == sent
     await host.store.create_delay_stream("/", "delayed")
     delays = host.store.open_delay_view("/", "delayed", ViewEvents())
-    bounds = delays.log.settings
+    bounds = stored_log(delays).settings
     assert (bounds.retention_ms, bounds.retention_bytes, bounds.cleanup_policy) == (-1, -1, "delete")
     await broker.close()
 

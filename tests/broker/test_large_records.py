@@ -23,7 +23,7 @@ from headrace.record.compression import payload
 from headrace.record.compression.codecs import decompress
 from tests.broker.queue_world import declare, until
 from tests.broker.test_broker import config
-from tests.broker.test_unfolding import Prefetching
+from tests.broker.test_decompression import Prefetching
 
 GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
 SIZE = 3 << 20

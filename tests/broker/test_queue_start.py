@@ -8,6 +8,7 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.queues.queue import Queue
+from headrace.broker.queues.view import stored_log
 from headrace.broker.types.message import Message
 from headrace.clock import ManualClock
 from headrace.config import Config
@@ -52,7 +53,7 @@ async def rest(queue: Queue) -> list[bytes]:
 
 
 async def delete_before(broker: Broker, queue: Queue, offset: int) -> None:
-    await broker.shard.maintenance.starts.delete_before(queue.view.log, offset)
+    await broker.shard.maintenance.starts.delete_before(stored_log(queue.view), offset)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.queues.queue import Queue
+from headrace.broker.queues.view import stored_log
 from headrace.broker.types.message import Message
 from headrace.broker.upkeep import reclaim
 from headrace.config import Config
@@ -132,7 +133,7 @@ async def test_messages_settled_by_a_queue_on_a_topic_stay_in_the_topic(broker: 
 
 async def test_a_cursor_pins_the_records_it_has_not_read(broker: Broker) -> None:
     queue = await queue_of(broker, 300)
-    queue.view.log.set_pin("cursor", 10)
+    stored_log(queue.view).set_pin("cursor", 10)
     settle_all_but(queue, set())
     await broker.reclaim.once()
     assert queue.view.log.start_offset <= 10
@@ -179,7 +180,7 @@ async def test_a_moved_message_is_durable_before_its_old_copy_is_deleted(
         real = getattr(owner, name)
 
         def spied(*arguments: object, real: Callable[..., object] = real, **named: object) -> object:
-            stored.append(dead.view.log.durable_end)
+            stored.append(stored_log(dead.view).durable_end)
             return real(*arguments, **named)
 
         monkeypatch.setattr(owner, name, spied)

@@ -11,6 +11,7 @@ import pytest
 from headrace.broker.broker import Broker
 from headrace.broker.queues.dead_letter_browser import Selection, death_of
 from headrace.broker.queues.queue import Queue
+from headrace.broker.queues.view import stored_log
 from headrace.broker.types.message import Message, from_record
 from headrace.record import codec
 from headrace.record.amqp.properties import OBJECTS_MAX, Value, encode_properties
@@ -58,7 +59,7 @@ async def fill(queue: Queue, headers: Headers) -> None:
     now_ms = queue.vhost.clock.now_ms()
     writer = codec.BatchWriter(now_ms, 4096)
     writer.append(b"k", b"strange", headers, now_ms)
-    await queue.view.log.append(writer.finish(0))
+    await stored_log(queue.view).append(writer.finish(0))
     say(queue, b"usual")
     await queue.vhost.flushes.wait_all_durable()
 

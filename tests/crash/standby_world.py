@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from random import Random
 
 from headrace.log.disk.watcher import DiskObserver, OpenPaths
-from headrace.log.standby.change_feed import LEFT_OUT, Change, Changes, Content, StandbyFeed
+from headrace.log.standby.change_feed import LEFT_OUT, Change, Changes, FileContent, StandbyFeed
 from headrace.log.standby.follower import IncompleteCopy, Standby, check_whole, prepare
 from headrace.log.standby.frames import Frame, FrameReader, Kind, pack
 from tests.crash.explore import Broken, Effort, Explorer, Stats
@@ -150,7 +150,7 @@ class StandbyExplorer(Explorer):
         link = self.link = StandbyLink(self.world.disk)
         put = link.feed.put
 
-        def put_and_check(item: Change | Content) -> None:
+        def put_and_check(item: Change | FileContent) -> None:
             put(item)
             if self.world.alarm is None:
                 self._check_after(str(item))

@@ -78,6 +78,7 @@ def test_l9_a_wrong_index_does_not_keep_a_full_disk_from_starting(room: int) -> 
     disk = written(30)
     shard, _ = reopened(disk.kill())
     shard.close()
+    assert isinstance(shard.disk, SimulatedDisk)
     image = shard.disk.kill()
     for path in index_files(image):
         size = image.file_size(path)
@@ -85,6 +86,7 @@ def test_l9_a_wrong_index_does_not_keep_a_full_disk_from_starting(room: int) -> 
         image.pwrite(file, [bytes(size)], 0)
         image.close(file)
     marker = reopened(image.kill())[0].disk  # its state takes this much, without any index
+    assert isinstance(marker, SimulatedDisk)
     image.capacity = image.used + (marker.used - image.used) + 20_000 + room
     assert len(values(reopened(image)[0])) == 30
 

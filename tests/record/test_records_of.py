@@ -4,6 +4,7 @@ import pytest
 
 from headrace.errors import CorruptBatch, DecompressedTooLarge, InvalidInput, RecordTooLarge
 from headrace.record import codec
+from headrace.record.types import Record
 
 CODECS = range(5)
 RECORDS = [(b"k%d" % n, bytes(1000 + n), (("h", b"v"),), 5 + n) for n in range(50)]
@@ -28,7 +29,8 @@ def test_pages_of_any_size_together_are_the_whole_batch() -> None:
     data, whole = batch(4), codec.records(batch(4))
     for bytes_max in (1, 1100, 3000, 10_000, 1 << 20):
         for limit in (1, 7, 1000):
-            seen, offset = [], 0
+            seen: list[Record] = []
+            offset = 0
             while offset < 50:
                 found, after, size = codec.records_of(data, 0, from_offset=offset, limit=limit, bytes_max=bytes_max)
                 assert found and len(found) <= limit and after == found[-1].offset + 1

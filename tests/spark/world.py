@@ -13,6 +13,7 @@ from urllib.parse import quote
 from headrace.pipelines.run import START_ATTEMPTS, START_TIMEOUTS
 from tests.broker_process import BrokerProcess
 from tests.java import QUICK_JAVA
+from tests.killable import STOP_SECONDS_MAX
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -43,8 +44,8 @@ class RunningBroker(BrokerProcess):
     def path(self) -> str:
         return str(self.data)
 
-    def stop(self) -> int:
-        code = super().stop()
+    def stop(self, patience_s: float = STOP_SECONDS_MAX) -> int:
+        code = super().stop(patience_s)
         assert code == 0, self.said()
         return code
 

@@ -8,6 +8,7 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.queues.delays import DUE_HEADER
+from headrace.broker.queues.view import stored_log
 from headrace.broker.routing.exchanges import DELAYED
 from headrace.broker.types.message import Message
 from headrace.broker.vhosts.vhost import VirtualHost
@@ -113,7 +114,7 @@ async def test_a_deleted_delayed_message_is_not_retried(
     broker: Broker, host: VirtualHost, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = await delayed(host, b"1", b"2")
-    await broker.shard.maintenance.starts.delete_before(host.delays._logs["x"].view.log, 1)
+    await broker.shard.maintenance.starts.delete_before(stored_log(host.delays._logs["x"].view), 1)
     pass_time(broker)
     await until(lambda: queue.ready == 1)
     assert bodies(queue) == [b"2"]

@@ -36,7 +36,7 @@ def own_channel(live: Served, channel: BlockingChannel) -> str:
     """The path of the channel: no other test has one open."""
     eventually(lambda: len(live.get("/api/channels").json()) == 1, "the connections of other tests are gone")
     (shape,) = live.get("/api/channels").json()
-    return "channels/" + shape["name"].replace(" ", "%20")
+    return f"channels/{shape['name'].replace(' ', '%20')}"
 
 
 def consume(channel: BlockingChannel, queue: str, count: int, *, no_ack: bool = False) -> None:
@@ -200,7 +200,7 @@ def test_an_idle_queue_says_since_when(live: Served, channel: BlockingChannel) -
     channel.basic_get("idle", auto_ack=True)
 
     def moved() -> bool:
-        return live.get("/api/queues/%2F/idle").json().get("idle_since", first) > first
+        return bool(live.get("/api/queues/%2F/idle").json().get("idle_since", first) > first)
 
     eventually(moved, "it was used since")
 

@@ -14,7 +14,7 @@ from headrace.listeners.http.server.memory_budget import Budget
 from headrace.record import codec
 from headrace.record.types import Record
 from headrace.wire.http import json_text, messages
-from tests.listeners.http.live import Live, code_of
+from tests.listeners.http.live import Live, StartLive, code_of
 
 GZIP = 1
 MB = 1 << 20
@@ -92,7 +92,7 @@ def test_a_large_record_has_the_same_json_as_a_small_one(binary: bool) -> None:
 
 
 def test_a_record_too_large_for_json_is_refused_with_forms_that_work(
-    own: type[Live], topic: str, encoders: set[str]
+    own: StartLive, topic: str, encoders: set[str]
 ) -> None:
     server = own(read_bytes_max=MB, decompressed_bytes_max=4 * MB)
     value = bytes(3 * MB)
@@ -114,7 +114,7 @@ def test_a_record_too_large_for_json_is_refused_with_forms_that_work(
     assert len(codec.records(stored.content)[0].value or b"") == 3 * MB
 
 
-def test_a_batch_that_the_broker_does_not_decode_is_refused_with_forms_that_work(own: type[Live], topic: str) -> None:
+def test_a_batch_that_the_broker_does_not_decode_is_refused_with_forms_that_work(own: StartLive, topic: str) -> None:
     server = own(decompressed_bytes_max=64 << 10)
     server.broker.pages.decoder.bytes_max = MB
     store(server, topic, (b"k", bytes(3 * MB), (), 1))
@@ -126,7 +126,7 @@ def test_a_batch_that_the_broker_does_not_decode_is_refused_with_forms_that_work
         assert "format=raw" not in answer.json()["detail"]
 
 
-def test_the_same_request_works_again_after_a_refusal(own: type[Live], topic: str) -> None:
+def test_the_same_request_works_again_after_a_refusal(own: StartLive, topic: str) -> None:
     """The response was 429 for ever: the request's own share of the budget counted against it."""
     server = own(memory_limit=64 * MB)  # a budget of 16 MB
     store(server, topic, (None, bytes(14 * MB), (), 1))
@@ -151,7 +151,7 @@ def test_a_page_as_json_ends_before_it_takes_much_more_than_it_may(live: Live, t
 
 
 def test_memory_is_admitted_before_a_large_record_is_rendered(
-    own: type[Live], topic: str, encoders: set[str], monkeypatch: pytest.MonkeyPatch
+    own: StartLive, topic: str, encoders: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While others use the budget, the request is refused for now, and nothing is built."""
     server = own()
@@ -172,7 +172,7 @@ def test_memory_is_admitted_before_a_large_record_is_rendered(
 
 
 def test_a_follower_gets_a_large_record_in_pieces_and_a_gap_for_one_that_is_too_large(
-    own: type[Live], topic: str, encoders: set[str]
+    own: StartLive, topic: str, encoders: set[str]
 ) -> None:
     server = own(read_bytes_max=MB, decompressed_bytes_max=8 * MB)
     text = b"x" * (3 * MB)
@@ -225,7 +225,7 @@ def test_the_management_api_returns_a_large_payload_from_a_thread(live: Live, to
     assert live.client.post(f"/api/queues/%2F/{topic}/get", json=asked, auth=guest).json() == []
 
 
-def test_a_record_of_an_older_data_folder_can_be_read(own: type[Live], tmp_path: Path, topic: str) -> None:
+def test_a_record_of_an_older_data_folder_can_be_read(own: StartLive, tmp_path: Path, topic: str) -> None:
     size = 40 * MB
     before = own(decompressed_bytes_max=128 * MB)
     store(before, topic, (None, bytes(size), (), 1))

@@ -13,7 +13,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from headrace.broker.access.permissions import Permission
 from headrace.broker.queues import receipts
 from headrace.config import Address
-from tests.listeners.http.live import Live
+from tests.listeners.http.live import Live, StartLive
 
 Json = dict[str, Any]
 
@@ -84,7 +84,7 @@ def test_a_received_message_is_in_flight_until_it_is_acked(live: Live, channel: 
     assert channel.basic_get(queue)[2] == b"c"
 
 
-def test_an_ack_is_durable_and_other_messages_return_after_a_restart(own: type[Live], topic: str) -> None:
+def test_an_ack_is_durable_and_other_messages_return_after_a_restart(own: StartLive, topic: str) -> None:
     live = own(amqp=Address("localhost", 0))
     with connect(live) as connection:
         connection.channel().queue_declare(topic, durable=True)
@@ -182,7 +182,7 @@ def test_receipts_are_bounded_and_belong_to_their_queue(
 ) -> None:
     channel.queue_declare(queue + ".other", durable=True)
     fill(channel, queue, b"a", b"b", b"c")
-    monkeypatch.setattr(receipts, "RECEIPTS_MAX", len(live.listener.site.receipts) + 2)
+    monkeypatch.setattr(receipts, "RECEIPTS_MAX", len(live.listener.context.receipts) + 2)
     first, _ = receive(live, queue, count=2)
     answer = live.client.post(f"/queues/{queue}/receive", json={"count": 1})
     assert answer.status_code == 429 and "not settled" in answer.json()["detail"]
@@ -214,7 +214,7 @@ def test_a_stream_is_not_consumed_like_a_queue(live: Live, channel: BlockingChan
     assert answer.status_code == 400 and f"GET /topics/{topic}/messages" in answer.json()["detail"]
 
 
-def test_consuming_needs_the_permission_to_read_the_queue(own: type[Live]) -> None:
+def test_consuming_needs_the_permission_to_read_the_queue(own: StartLive) -> None:
     live = own(amqp=Address("localhost", 0))
     with connect(live) as connection:
         connection.channel().queue_declare("mine", durable=True)

@@ -2,6 +2,7 @@
 
 import gzip
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from headrace.errors import DecompressedTooLarge, InvalidInput
 from headrace.wire.http import bodies
 
 MB = 1 << 20
-FOLDS = {"gzip": gzip.compress, "deflate": zlib.compress}
+FOLDS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
 
 
 class Produced:
