@@ -302,12 +302,13 @@ class Broker:
         """How many more connections there are file descriptors for; listeners have limits of their own besides."""
         return self._connections_max - sum(listener.connections for listener in self.stats.listeners.values())
 
-    def _tick(self) -> None:
+    def _tick(self, due: float | None = None) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if self._ticker is not None:
-            self.stats.loop_came_back(now - self._ticker.when())
-        self._ticker = loop.call_at(now + TICK_S, self._tick)  # first: a tick that fails must not be the last
+        if due is not None:  # not the timer's when(): uvloop returns a handle without it for a time that has passed
+            self.stats.loop_came_back(now - due)
+        # First: a tick that fails must not be the last.
+        self._ticker = loop.call_at(now + TICK_S, self._tick, now + TICK_S)
         self.shard.tick()
         self.pressure.tick()
         if self.shard.failure is not None and not self._has_logged_failure:

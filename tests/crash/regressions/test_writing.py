@@ -112,7 +112,7 @@ def test_a_round_that_does_not_fit_on_a_full_disk_is_refused_and_leaves_no_trace
     disk = new_disk()
     shard = reopen(disk, spec())
     write(shard, "a")
-    disk.arm(Fault("pwrite", 1, errno.ENOSPC, share=0.5, within=".wal"))
+    disk.arm(Fault("pwrite", 1, errno.ENOSPC, share=0.01, within=".wal"))
     refused = shard.logs[1].append(batch("b"))
     shard.pump()
     assert isinstance(refused.error, DiskFull) and shard.failure is None
