@@ -51,6 +51,16 @@ class AppendTimeReserved(CorruptBatch):
     """A client's batch claims LogAppendTime, which only the broker sets."""
 
 
+class TimestampOutOfRange(CorruptBatch):
+    """A record of a client's batch has a timestamp too far from the broker's time, or one that is no date."""
+
+    def __init__(self, position: int, lowest: int, highest: int) -> None:
+        super().__init__(
+            f"the timestamp of a record is out of range: it must be within [{lowest}, {highest}]", position
+        )
+        self.lowest, self.highest = lowest, highest
+
+
 class ControlBatchRefused(CorruptBatch):
     """A client sent a control batch: only the broker writes the markers of transactions."""
 

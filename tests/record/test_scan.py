@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import BatchTooLarge, CorruptBatch, InvalidInput
+from headrace.errors import BatchTooLarge, CorruptBatch, InvalidInput, TimestampOutOfRange
 from headrace.record.codec import (
     build,
     columns,
@@ -332,3 +332,19 @@ def test_first_at_refuses_a_truncated_batch_or_a_position_outside_the_buffer() -
     for position in (-1, len(batch) + 1):
         with pytest.raises(InvalidInput):
             first_at(batch, position, 1)
+
+
+@pytest.mark.parametrize(("timestamps", "is_valid"), [
+    ((10, 20), True), ((20, -1, 10), True), ((-1,), True), ((9, 20), False), ((10, 21, 15), False), ((-2, 15), False),
+])  # fmt: skip
+@pytest.mark.parametrize("codec", [0, 4])
+def test_validate_limits_the_timestamps_of_records(timestamps: tuple[int, ...], is_valid: bool, codec: int) -> None:
+    good = build([(b"k", b"v", (), 15)])
+    data = good + build([(b"k", b"v", (), timestamp) for timestamp in timestamps], codec=codec)
+    assert len(validate(data)) == 2
+    if is_valid:
+        assert len(validate(data, lowest_timestamp=10, highest_timestamp=20)) == 2
+        return
+    with pytest.raises(TimestampOutOfRange) as caught:
+        validate(data, lowest_timestamp=10, highest_timestamp=20)
+    assert (caught.value.position, caught.value.lowest, caught.value.highest) == (len(good), 10, 20)

@@ -415,6 +415,24 @@ SETTINGS: tuple[Setting, ...] = (
         choices=("create", "append"),
     ),
     Setting(
+        "timestamp_before_max",
+        "duration",
+        "Refuse Kafka records whose timestamp is older than the broker's time by more than this. Not for "
+        "`timestamp_type = append`.",
+        path="stream.timestamp_before_max_ms",
+        aliases=("message_timestamp_before_max_ms", "timestamp_before_max_ms"),
+        words=FOREVER,
+    ),
+    Setting(
+        "timestamp_after_max",
+        "duration",
+        "Refuse Kafka records whose timestamp is ahead of the broker's time by more than this: retention would keep "
+        "them for too long. Not for `timestamp_type = append`.",
+        path="stream.timestamp_after_max_ms",
+        aliases=("message_timestamp_after_max_ms", "timestamp_after_max_ms"),
+        words=FOREVER,
+    ),
+    Setting(
         "batch_bytes_max",
         "size",
         "Maximum size of a batch, and therefore of a message.",

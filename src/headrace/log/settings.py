@@ -34,6 +34,8 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     tombstone_retention_ms: int = 24 * 3600 * 1000
     compression: Compression = "none"  # of batches that the broker builds, from HTTP and AMQP messages
     timestamp_type: TimestampType = "create"  # append: Kafka records get the broker's time instead of their own
+    timestamp_before_max_ms: int = -1  # Kafka records may be this much older than the broker's time; -1 = any age
+    timestamp_after_max_ms: int = 3600 * 1000  # and this much ahead of it, as since Kafka 4.0; -1 = any time
     batch_bytes_max: int = 16 * MB  # largest batch, and so largest message, that is accepted
     key_index: bool = False  # keep an index beside the log, to look up the last message of a key
 

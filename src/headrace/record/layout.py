@@ -78,6 +78,11 @@ DECOMPRESSED_BYTES_MAX: Final = 128 * 1024 * 1024
 RECORDS_MAX: Final = 1 << 20
 HEADERS_MAX: Final = 1 << 20
 
+# Limits of the timestamps in a batch from a client: the years 1 to 9999 in UTC. Python, Spark and the dashboard cannot
+# show a date outside of them, and microseconds since 1970, as in Parquet, overflow 64 bits after the year 294,000.
+TIMESTAMP_MIN: Final = -62_135_596_800_000
+TIMESTAMP_MAX: Final = 253_402_300_799_999
+
 # The reason that valid_until returns for a batch that is cut off, as opposed to one that is invalid.
 INCOMPLETE: Final = "the buffer ends inside this batch"
 

@@ -85,7 +85,15 @@ class StreamDocument(msgspec.Struct, frozen=True, kw_only=True):
 class AppendRules:
     """What appends must know of a stream, computed when its settings change: the compiled path asks for every batch."""
 
-    __slots__ = ("batch_bytes_max", "codec", "is_plain", "needs_key", "stamps_time")
+    __slots__ = (
+        "batch_bytes_max",
+        "codec",
+        "is_plain",
+        "needs_key",
+        "stamps_time",
+        "timestamp_after_ms",
+        "timestamp_before_ms",
+    )
 
     def __init__(self, settings: StreamSettings, overrides: Mapping[str, str]) -> None:
         self.batch_bytes_max = settings.batch_bytes_max
@@ -93,6 +101,8 @@ class AppendRules:
         # The broker's own default is only for batches that the broker builds; clients' batches keep their codec.
         self.codec: int | None = CODECS[settings.compression] if "compression" in overrides else None
         self.stamps_time = settings.timestamp_type == "append"
+        self.timestamp_before_ms = settings.timestamp_before_max_ms
+        self.timestamp_after_ms = settings.timestamp_after_max_ms
         self.is_plain = self.codec is None and not self.stamps_time
 
     def must_recompress(self, infos: Iterable[BatchInfo]) -> bool:

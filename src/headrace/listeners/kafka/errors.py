@@ -195,6 +195,7 @@ CODES: dict[type[errors.HeadraceError], Code] = {
     errors.UnknownCodec: Code.UNSUPPORTED_COMPRESSION_TYPE,
     errors.ChecksumMismatch: Code.CORRUPT_MESSAGE,
     errors.AppendTimeReserved: Code.INVALID_TIMESTAMP,
+    errors.TimestampOutOfRange: Code.INVALID_TIMESTAMP,
     errors.CorruptBatch: Code.INVALID_RECORD,
     errors.LogClosed: Code.UNKNOWN_TOPIC_OR_PARTITION,
     errors.Overloaded: Code.THROTTLING_QUOTA_EXCEEDED,

@@ -25,6 +25,7 @@ from headrace.record.compression.payload cimport Payload
 
 from headrace.errors import (
     BatchTooLarge, ChecksumMismatch, CorruptBatch, DecompressedTooLarge, InvalidInput, KeyRequired, Overloaded,
+    TimestampOutOfRange,
 )
 from headrace.record.layout import DECOMPRESSED_BYTES_MAX, HEADERS_MAX, RECORDS_MAX
 from headrace.record.types import BatchInfo
@@ -32,6 +33,7 @@ from headrace.record.types import BatchInfo
 
 cdef enum:
     LZ4 = 3                 # the codec in a batch's attributes
+    NO_TIMESTAMP = -1       # as in Kafka
 
 
 cdef Py_ssize_t _range(Py_buffer* view, Py_ssize_t start, end) except -1:
@@ -183,14 +185,15 @@ cdef bint properties_are_sound(const RecordView* record) noexcept nogil:
 
 
 cdef Fault _walk(
-    const uint8_t* p, const uint8_t* end, const Batch* batch, int64_t headers_max, bint keyed, int64_t* max_timestamp
+    const uint8_t* p, const uint8_t* end, const Batch* batch, int64_t headers_max, bint keyed, int64_t* min_timestamp,
+    int64_t* max_timestamp,
 ) noexcept nogil:
     """Check every record between p and end: as many records as the batch header says, offset deltas 0 to n-1, no
-    trailing bytes and, with keyed, no record without a key."""
+    trailing bytes and, with keyed, no record without a key. The minimum leaves out records without a timestamp."""
     cdef RecordView record
     cdef int64_t timestamp = 0, headers = 0
     cdef int32_t i
-    max_timestamp[0] = INT64_MIN
+    min_timestamp[0], max_timestamp[0] = INT64_MAX, INT64_MIN
     for i in range(batch.count):
         p = read_record(p, end, &record)
         if p == NULL:
@@ -211,6 +214,8 @@ cdef Fault _walk(
             return FAULT_TIMESTAMP
         if timestamp > max_timestamp[0]:
             max_timestamp[0] = timestamp
+        if timestamp < min_timestamp[0] and timestamp != NO_TIMESTAMP:
+            min_timestamp[0] = timestamp
     return FAULT_NONE if p == end else FAULT_TRAILING
 
 
@@ -237,7 +242,7 @@ cdef int open_within(
 def validate(
     buf, *, Py_ssize_t batch_bytes_max=0x7FFFFFFF, Py_ssize_t decompressed_bytes_max=DECOMPRESSED_BYTES_MAX,
     int64_t records_max=RECORDS_MAX, int64_t headers_max=HEADERS_MAX, bint deep=True, bint repair=False,
-    bint keyed=False,
+    bint keyed=False, int64_t lowest_timestamp=INT64_MIN, int64_t highest_timestamp=INT64_MAX,
 ):
     """The batches that a client sent, fully checked: buf must hold no trailing bytes and no truncated or empty batch.
 
@@ -245,15 +250,20 @@ def validate(
     records is corrected in buf, including the checksum, as Kafka does; without repair it raises CorruptBatch.
     Repair also clears the delete-horizon bit, which another broker's compaction set: the horizon becomes an ordinary
     base timestamp, because our compaction has not processed the batch. With keyed, a record without a key raises
-    CorruptBatch. The limits on decompressed bytes, records and headers apply to each batch separately.
+    CorruptBatch. The limits on decompressed bytes, records and headers apply to each batch separately. A record with a
+    timestamp other than -1 (none) that is outside of the lowest and the highest raises TimestampOutOfRange.
     Raises CorruptBatch, BatchTooLarge, DecompressedTooLarge.
     """
-    return validated(buf, batch_bytes_max, decompressed_bytes_max, records_max, headers_max, deep, repair, keyed, NULL, False)
+    return validated(
+        buf, batch_bytes_max, decompressed_bytes_max, records_max, headers_max, deep, repair, keyed, NULL, False,
+        lowest_timestamp, highest_timestamp,
+    )
 
 
 cdef list validated(
     object buf, Py_ssize_t batch_bytes_max, Py_ssize_t decompressed_bytes_max, int64_t records_max,
     int64_t headers_max, bint deep, bint repair, bint keyed, Py_ssize_t* left_bytes, bint in_thread,
+    int64_t lowest_timestamp, int64_t highest_timestamp,
 ):
     """Implements validate. left_bytes, unless NULL, limits the decompressed size of all batches together and is
     counted down. A batch that exceeds the remaining bytes but not its own limit raises Overloaded.
@@ -267,7 +277,8 @@ cdef list validated(
     cdef const uint8_t* records
     cdef const uint8_t* end = NULL
     cdef Py_ssize_t at = 0
-    cdef int64_t max_timestamp = 0
+    cdef int64_t min_timestamp = 0, max_timestamp = 0
+    cdef bint is_limited = lowest_timestamp != INT64_MIN or highest_timestamp != INT64_MAX
     cdef Batch batch
     cdef Fault fault
     cdef list found = []
@@ -304,10 +315,15 @@ cdef list validated(
                 records, max_timestamp = NULL, batch.max_timestamp
             if records != NULL and in_thread:
                 with nogil:
-                    fault = _walk(records, end, &batch, headers_max, keyed, &max_timestamp)
+                    fault = _walk(records, end, &batch, headers_max, keyed, &min_timestamp, &max_timestamp)
             elif records != NULL:
-                fault = _walk(records, end, &batch, headers_max, keyed, &max_timestamp)
+                fault = _walk(records, end, &batch, headers_max, keyed, &min_timestamp, &max_timestamp)
             payload.close()
+            # FAULT_TIMESTAMP: the sum of the base timestamp and a delta overflows.
+            if is_limited and records != NULL and (fault == FAULT_TIMESTAMP or fault == FAULT_NONE and (
+                min_timestamp < lowest_timestamp or max_timestamp > highest_timestamp
+            )):
+                raise TimestampOutOfRange(at, lowest_timestamp, highest_timestamp)
             if fault == FAULT_NONE and max_timestamp != batch.max_timestamp and not (
                 batch.attributes & LOG_APPEND_TIME_BIT
             ):

@@ -42,7 +42,10 @@ POLICY = "cleanup.policy"
 LAG_MAX = "max.compaction.lag.ms"
 DIRTY_RATIO = "min.cleanable.dirty.ratio"  # 0 to 1; the broker's setting is in percent
 REMOTE = "remote.storage.enable"
+BEFORE_MAX = "message.timestamp.before.max.ms"
+AFTER_MAX = "message.timestamp.after.max.ms"
 NEVER = 9223372036854775807
+UNBOUNDED = (LAG_MAX, BEFORE_MAX, AFTER_MAX)  # Kafka's NEVER is our -1
 LEVELS: tuple[tuple[Level, int], ...] = (("node", SOURCE_NODE), ("cluster", SOURCE_CLUSTER))
 PRECISE_MAX = 1 << 53  # the largest value of the broker's settings
 
@@ -74,6 +77,8 @@ SETTINGS: dict[str, Setting] = {
     "index.interval.bytes": Setting("index_interval", "index_interval", INT, "log.index.interval.bytes"),
     LAG_MAX: Setting("compaction_lag_max", "compaction_lag_max_ms", LONG, "log.cleaner.max.compaction.lag.ms"),
     "max.message.bytes": Setting("batch_bytes_max", "batch_bytes_max", INT, "message.max.bytes"),
+    AFTER_MAX: Setting("timestamp_after_max", "timestamp_after_max_ms", LONG, "log.message.timestamp.after.max.ms"),
+    BEFORE_MAX: Setting("timestamp_before_max", "timestamp_before_max_ms", LONG, "log.message.timestamp.before.max.ms"),
     "message.timestamp.type": Setting("timestamp_type", "timestamp_type", STRING, "log.message.timestamp.type"),
     DIRTY_RATIO: Setting(
         "compaction_dirty_percent", "compaction_dirty_percent", DOUBLE, "log.cleaner.min.cleanable.ratio"
@@ -100,8 +105,6 @@ STORED: dict[str, tuple[str, int]] = {
     "local.retention.bytes": ("-2", LONG),
     "local.retention.ms": ("-2", LONG),
     "message.downconversion.enable": ("false", BOOLEAN),  # up to Kafka 3
-    "message.timestamp.after.max.ms": (str(NEVER), LONG),
-    "message.timestamp.before.max.ms": (str(NEVER), LONG),
     "message.timestamp.difference.max.ms": (str(NEVER), LONG),  # up to Kafka 3
     "min.insync.replicas": ("1", INT),
     "preallocate": ("false", BOOLEAN),
@@ -175,7 +178,7 @@ def parse(name: str, setting: Setting, text: str) -> object:
     if name == "retention.bytes" and number < 0:
         return -1
     # Kafka's tools write Long.MAX_VALUE for unlimited.
-    if number > PRECISE_MAX and (name == LAG_MAX or name.startswith("retention.")):
+    if number > PRECISE_MAX and (name in UNBOUNDED or name.startswith("retention.")):
         return -1
     if number < 0:
         return number
@@ -232,7 +235,7 @@ def kafka_value(name: str, value: Any) -> str:
         return TO_KAFKA[name][value]
     if name == DIRTY_RATIO:
         return str(value / 100)
-    if name == LAG_MAX and value < 0:
+    if name in UNBOUNDED and value < 0:
         return str(NEVER)
     return str(value)
 

@@ -8,7 +8,7 @@ Which batches a stream accepts is decided in broker/streams/append.py. This modu
 maps rejections to Kafka's error codes.
 """
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t
 
 from headrace.listeners.kafka.request_pipeline cimport RequestPipeline, Request
 from headrace.record.batch.scan cimport validated
@@ -18,11 +18,12 @@ from headrace.broker.streams.append import Sender, recompressed
 from headrace.listeners.kafka.errors import Code, code_of
 from headrace.errors import (
     CorruptBatch, HeadraceError, InvalidInput, KeyRequired, NotInTransaction, Overloaded, StreamNotFound,
+    TimestampOutOfRange,
 )
 from headrace.record import codec
 from headrace.record.layout import (
-    CONTROL_BIT, HEADERS_MAX, LENGTH_AT, LOG_APPEND_TIME_BIT, MAGIC, MAGIC_AT, PREFIX_BYTES, RECORDS_MAX,
-    TRANSACTIONAL_BIT,
+    CONTROL_BIT, HEADERS_MAX, LENGTH_AT, LOG_APPEND_TIME_BIT, MAGIC, MAGIC_AT, NO_TIMESTAMP, PREFIX_BYTES, RECORDS_MAX,
+    TIMESTAMP_MAX, TIMESTAMP_MIN, TRANSACTIONAL_BIT,
 )
 from headrace.wire.kafka import hot
 
@@ -30,6 +31,7 @@ cdef object NO_BUFFER = bytearray()
 cdef int64_t LAST_OFFSET = 0x7FFFFFFFFFFFFFFF
 cdef int64_t UNUSUAL = CONTROL_BIT | TRANSACTIONAL_BIT | LOG_APPEND_TIME_BIT
 cdef int64_t MOST_RECORDS = RECORDS_MAX, MOST_HEADERS = HEADERS_MAX
+cdef int64_t LOWEST_TIMESTAMP = TIMESTAMP_MIN, HIGHEST_TIMESTAMP = TIMESTAMP_MAX
 
 
 cdef enum:
@@ -141,6 +143,23 @@ class NeedsThread(Exception):
     """Validating the batch would block the event loop for too long."""
 
 
+cdef struct Timestamps:
+    int64_t lowest, highest
+
+
+cdef Timestamps accepted_timestamps(rules, int64_t now_ms) except *:
+    """The range of timestamps that a stream accepts. Where the append time replaces them, every one, as in Kafka."""
+    cdef int64_t before_ms, after_ms
+    cdef Timestamps accepted
+    if rules.stamps_time:
+        accepted.lowest, accepted.highest = INT64_MIN, INT64_MAX
+        return accepted
+    before_ms, after_ms = rules.timestamp_before_ms, rules.timestamp_after_ms  # at most 1 << 53: no sum overflows
+    accepted.lowest = LOWEST_TIMESTAMP if before_ms < 0 else max(LOWEST_TIMESTAMP, now_ms - before_ms)
+    accepted.highest = HIGHEST_TIMESTAMP if after_ms < 0 else min(HIGHEST_TIMESTAMP, now_ms + after_ms)
+    return accepted
+
+
 cdef class PendingPartition:
     """The batches of a request for one partition, while they are validated in the thread.
 
@@ -149,15 +168,18 @@ cdef class PendingPartition:
     cdef list results
     cdef object data, rules
     cdef Py_ssize_t size
+    cdef int64_t now_ms  # when the request was read
     cdef list infos
     cdef object error, rejected_records
 
     cdef int check(self, Py_ssize_t decompressed_bytes_max, Py_ssize_t* left_bytes) except -1:
         """Runs in the thread."""
+        cdef Timestamps accepted
         try:
+            accepted = accepted_timestamps(self.rules, self.now_ms)
             self.infos = validated(
                 self.data, self.rules.batch_bytes_max, decompressed_bytes_max, MOST_RECORDS, MOST_HEADERS, True, True,
-                self.rules.needs_key, left_bytes, True,
+                self.rules.needs_key, left_bytes, True, accepted.lowest, accepted.highest,
             )
             if self.rules.must_recompress(self.infos):
                 self.data = recompressed(self.data, self.infos, self.rules.codec, decompressed_bytes_max)
@@ -239,7 +261,7 @@ def produce(context, Request request not None):
     cdef PendingProduce pending = PendingProduce.__new__(PendingProduce)
     cdef list results
     cdef list later = None
-    cdef int64_t stamp_ms, messages = 0
+    cdef int64_t now_ms, stamp_ms, messages = 0
     cdef Py_ssize_t left_bytes = LOOP_DECOMPRESSED_BYTES
     transactional_id, acks, _, topics = hot.parse_produce(request.buffer, request.position, request.size, request.version)
     if request.size > LARGE_BYTES:
@@ -256,6 +278,7 @@ def produce(context, Request request not None):
         context.flow.published(connection)
     if context.broker.pressure.must_throttle:
         connection.throttle(1000)
+    now_ms = context.broker.clock.now_ms()
     view = memoryview(request.buffer)
     if request.size > LOOP_PLAIN_BYTES:
         later = []
@@ -279,10 +302,11 @@ def produce(context, Request request not None):
                 partition = partitions[number] if 0 <= number < len(partitions) else stream.partition(number)
                 stamp_ms = -1
                 if later is not None:
-                    later.append(pending_partition(topic, number, stream, partition, results, view[start:end]))
+                    later.append(pending_partition(topic, number, stream, partition, results, view[start:end], now_ms))
                     continue
                 ticket = check_and_append(
-                    context, pending, stream, partition, view[start:end], access, &stamp_ms, &messages, &left_bytes,
+                    context, pending, stream, partition, view[start:end], access, now_ms, &stamp_ms, &messages,
+                    &left_bytes,
                 )
             except HeadraceError as error:
                 pending.failed(
@@ -291,7 +315,7 @@ def produce(context, Request request not None):
                 )
                 continue
             except NeedsThread:
-                later = [pending_partition(topic, number, stream, partition, results, view[start:end])]
+                later = [pending_partition(topic, number, stream, partition, results, view[start:end], now_ms)]
                 continue
             pending.follow(ticket, results, number, partition, stamp_ms, messages, end - start)
     if later:
@@ -304,25 +328,27 @@ def produce(context, Request request not None):
         pending.all_started()
 
 
-cdef PendingPartition pending_partition(topic, number, stream, partition, list results, data):
+cdef PendingPartition pending_partition(topic, number, stream, partition, list results, data, int64_t now_ms):
     cdef PendingPartition part = PendingPartition.__new__(PendingPartition)
     part.topic, part.number, part.stream, part.partition = topic, number, stream, partition
     part.results = results
     part.rejected_records = ()
     part.data = data
     part.size = len(data)
+    part.now_ms = now_ms
     part.rules = stream.rules  # replaced, not changed, when the settings change
     return part
 
 
 cdef object check_and_append(
-    context, PendingProduce pending, stream, partition, data, access, int64_t* stamp_ms, int64_t* messages,
-    Py_ssize_t* left_bytes,
+    context, PendingProduce pending, stream, partition, data, access, int64_t now_ms, int64_t* stamp_ms,
+    int64_t* messages, Py_ssize_t* left_bytes,
 ):
     """On the event loop. Raises NeedsThread if the batches would decompress to more than left_bytes."""
     cdef list infos
     cdef Py_ssize_t left = left_bytes[0]
     rules = stream.rules
+    cdef Timestamps accepted = accepted_timestamps(rules, now_ms)
     try:
         infos = validated(
             data, rules.batch_bytes_max, context.config.decompressed_bytes_max, MOST_RECORDS, MOST_HEADERS,
@@ -331,6 +357,8 @@ cdef object check_and_append(
             rules.needs_key,
             left_bytes,
             False,
+            accepted.lowest,
+            accepted.highest,
         )
     except Overloaded:
         left_bytes[0] = left  # the thread starts over
@@ -379,13 +407,19 @@ cdef object code_of_corruption(error, data, int version):
 
 
 cdef object rejected_records(Py_ssize_t decompressed_bytes_max, error, data):
-    """The indexes of the records without a key in the first bad batch: clients fail only these with the error."""
-    if not isinstance(error, KeyRequired):
+    """The indexes of the records in the first bad batch that have no key, or a timestamp out of range: clients fail
+    only these with the error."""
+    if not isinstance(error, (KeyRequired, TimestampOutOfRange)):
         return ()
     start = error.position
     _, end, _ = codec.trim(data, start, None, 0, LAST_OFFSET, 1, verify_crc=False)
     try:
         found = codec.records(data, start, end, limit=NAMED_MAX, decompressed_bytes_max=decompressed_bytes_max)
     except CorruptBatch:
-        return ()  # validation stopped at the first record without a key: a later one may be corrupt
+        return ()  # validation stopped at the first bad record: a later one may be corrupt, or its timestamp overflows
+    if isinstance(error, TimestampOutOfRange):
+        return [
+            place for place, record in enumerate(found)
+            if record.timestamp != NO_TIMESTAMP and not error.lowest <= record.timestamp <= error.highest
+        ]
     return [place for place, record in enumerate(found) if record.key is None]
