@@ -35,8 +35,8 @@ class HeldDisk(RealDisk):
 
 
 class HeldBroker(HttpBroker):
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, amqp=True)
+    def __init__(self, folder: Path, *options: str) -> None:
+        super().__init__(folder, *options, amqp=True)
         self._lock = folder / "lock"
         self._lock.touch()
         self._announcement = folder / "a-sync-waits"

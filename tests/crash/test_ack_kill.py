@@ -1,6 +1,8 @@
 """kill -9 while a sync is running, and what becomes of the acks: docs/amqp.md, "Acks and crashes"."""
 
 import contextlib
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +24,8 @@ Delivered = dict[int, bool]  # whether a message had the redelivered flag
 class Clients:
     """A broker, and the connections to it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.broker = HeldBroker(folder).start()
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.broker = HeldBroker(folder, *options).start()
         self._connections: list[pika.BlockingConnection] = []
 
     def channel(self, prefetch: int = 0) -> BlockingChannel:
@@ -34,9 +36,18 @@ class Clients:
         self._connections.append(connection)
         channel = connection.channel()
         channel.basic_qos(prefetch_count=prefetch)
-        for queue in ("work", "other"):
+        for queue in ("work", "other", "third"):
             channel.queue_declare(queue, durable=True)
         return channel
+
+    @contextlib.contextmanager
+    def read_at_once(self) -> Iterator[None]:
+        """The broker finds all that is sent inside when it reads next."""
+        os.kill(self.broker.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.broker.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         self.broker.kill()
@@ -50,8 +61,8 @@ class Clients:
 
 
 @pytest.fixture
-def clients(tmp_path: Path) -> Iterator[Clients]:
-    clients = Clients(tmp_path)
+def clients(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Clients]:
+    clients = Clients(tmp_path, "--write-mode", getattr(request, "param", "sync"))
     yield clients
     clients.disconnect()
     clients.broker.close()
@@ -110,18 +121,43 @@ def test_a_kill_forgets_only_acks_read_during_the_running_sync_and_flags_their_m
     assert all(after[number] for number in during), "a message was delivered again without the redelivered flag"
 
 
-def test_a_kill_during_a_sync_keeps_the_acks_that_were_read_before_it_began(clients: Clients) -> None:
-    """Also without a confirm: the round that is synced has them in its journal entry, or an earlier round has."""
-    publish_all(clients.channel())
+def take_unacked(clients: Clients) -> tuple[BlockingChannel, Delivered]:
     consumer, confirmed = clients.channel(), clients.channel()
-    acked = take(consumer, STORED, ack=False)
+    taken = take(consumer, STORED, ack=False)
     confirmed.confirm_delivery()
     publish(confirmed, b"")  # ends the round that stores how far the queue has been delivered
+    return consumer, taken
+
+
+def test_a_kill_during_a_sync_keeps_the_acks_that_were_read_with_its_messages(clients: Clients) -> None:
+    publish_all(clients.channel())
+    consumer, acked = take_unacked(clients)
     with clients.broker.disk_held():
-        consumer.basic_ack(STORED, multiple=True)
-        publish(consumer, b"")
+        with clients.read_at_once():
+            publish(consumer, b"")
+            consumer.basic_ack(STORED, multiple=True)
         wait_for_sync(clients.broker)
         clients.kill()
     clients.broker.start()
     after = take(clients.channel(), ALL - STORED, ack=False)
     assert sorted(after) == sorted(set(range(ALL)) - set(acked))
+
+
+@pytest.mark.parametrize("clients", ["sync-immediate"], indirect=True)
+def test_a_kill_keeps_no_ack_if_it_loses_what_the_consumer_had_published_before(clients: Clients) -> None:
+    """With sync-immediate, each of the two messages has a round of its own, and the first round does not end."""
+    publish_all(clients.channel())
+    consumer, acked = take_unacked(clients)
+    with clients.broker.disk_held():
+        with clients.read_at_once():
+            publish(consumer, b"")
+            publish(consumer, b"", queue="third")
+            consumer.basic_ack(STORED, multiple=True)
+        wait_for_sync(clients.broker)
+        clients.kill()
+    clients.broker.start()
+    again = clients.channel()
+    assert again.basic_get("third")[0] is None
+    after = take(again, ALL, ack=False)
+    assert sorted(after) == list(range(ALL))
+    assert all(after[number] for number in acked), "a message was delivered again without the redelivered flag"
