@@ -12,6 +12,8 @@ STOP_SECONDS_MAX = 60.0
 class Killable:
     """What it says goes to one file, life after life."""
 
+    program: tuple[str, ...] = ("headrace",)  # a module, and the arguments that come before all others
+
     def __init__(self, output: Path) -> None:
         self._output = output
         output.touch()
@@ -22,7 +24,7 @@ class Killable:
         begin = self._output.stat().st_size
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "headrace", *arguments], stdout=output, stderr=output, start_new_session=True
+                [sys.executable, "-m", *self.program, *arguments], stdout=output, stderr=output, start_new_session=True
             )
         return begin
 

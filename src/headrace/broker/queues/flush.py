@@ -329,6 +329,8 @@ class FlushCoordinator:
         flush.batches = _take_batches(dirty)
         self._appender.append_published(flush.batches, flush.tickets)
         if unsaved or self._settle_waiters:
+            # After the messages, which may take several rounds: a consumer publishes its results before it acks, and a
+            # crash that loses the results must not keep the ack.
             self._stage_settles(unsaved)
         # At once: everything is staged, and later publishes wait for the end of this flush anyway.
         self._shard.scheduler.start_round()
