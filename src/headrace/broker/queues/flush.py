@@ -354,6 +354,7 @@ class FlushCoordinator:
             view.in_flight.remove(batch)
             if is_unusual or batch.error is not None:
                 flush.batches_ended(((view, batch),), batch.first_error(), self.refusing)
+            batch.release()
         for staged in flush.groups:
             self._group_ended(flush, staged)
         flush.is_over = True
@@ -375,6 +376,7 @@ class FlushCoordinator:
         group, ticket, error = staged
         for view, batch in group.batches:
             view.in_flight.remove(batch)
+            batch.release()
         if ticket is not None:
             error = ticket.error
         error = flush.batches_ended(group.batches, error, self.refusing)

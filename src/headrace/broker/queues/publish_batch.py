@@ -64,6 +64,11 @@ class PublishBatch:
         errors = (ticket.error for ticket in self.tickets if ticket is not None)
         return self.error or next(filter(None, errors), None)
 
+    def release(self) -> None:
+        """The flush has ended. A publisher may keep the batch for its outcome, but not the messages."""
+        self.buffers.clear()
+        self.tickets.clear()
+
     def seal(self) -> None:
         """Finish a buffer; the same writer continues with the next one."""
         if self.writer.count:

@@ -102,7 +102,10 @@ cdef class TicketGroup:
         """No more tickets are added."""
         self._unresolved -= 1
         if self._unresolved == 0:
-            self._callback()
+            # Released: the callback usually refers to the owner of this group, and a cycle would keep the owner's
+            # batches until a garbage collection.
+            callback, self._callback = self._callback, None
+            callback()
 
 
 cdef class LogEnd:
