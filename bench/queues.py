@@ -4,9 +4,9 @@ the confirms of another client take while all of them are declared or receive th
     python -m bench.queues [--count 20000] [--first 5000] [--window 1000]
 
 The broker runs in a process of its own with default settings: a declaration is answered, and a message confirmed, when
-it is on stable storage. One connection pipelines the declarations, `--window` at a time, and later publishes one message
-to each of the first `--first` queues without waiting. A second connection publishes one message after another to a
-queue of its own; each confirm is timed.
+it is on stable storage. One connection pipelines the declarations, `--window` at a time, and later publishes one
+message to each of the first `--first` queues without waiting. A second connection publishes one message after another
+to a queue of its own; each confirm is timed.
 """
 
 import argparse
@@ -141,10 +141,14 @@ async def measure(broker: Broker, count: int, first: int, window: int) -> list[R
             ">= 2,000 /s",
             count / declared_s >= 2000,
         ),
-        Result("  another client's slowest confirm meanwhile", worst_declare, "ms", "", "<= 50 ms", worst_declare <= 50),
+        Result(
+            "  another client's slowest confirm meanwhile", worst_declare, "ms", "", "<= 50 ms", worst_declare <= 50
+        ),
         Result("memory of an empty queue", each_kb, "KB", "", "<= 6 KB", each_kb <= 6),
         Result(f"first message to {len(chosen):,} queues at once", publish_s, "s"),
-        Result("  another client's slowest confirm meanwhile", worst_publish, "ms", "", "<= 50 ms", worst_publish <= 50),
+        Result(
+            "  another client's slowest confirm meanwhile", worst_publish, "ms", "", "<= 50 ms", worst_publish <= 50
+        ),
     ]
 
 
