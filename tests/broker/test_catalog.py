@@ -66,6 +66,48 @@ def test_a_crash_at_any_call_leaves_the_old_or_the_new_and_never_less(seed: int)
     assert states > 500
 
 
+@pytest.mark.parametrize("sync_each_max", [1, 64])
+def test_a_crash_while_many_are_put_leaves_the_old_or_the_new_of_each(sync_each_max: int) -> None:
+    """And once they are put, all of them stay."""
+    rng = Random(1)
+    disk = SimulatedDisk()
+    disk.sync_each_max = sync_each_max
+    disk.mkdir("/data")
+    disk.sync_dir("/")
+    catalog = FileCatalog(disk, "/data")
+    catalog.put(KIND, ("/", "kept"), {"n": 0})
+    catalog.put(KIND, ("/", "a"), {"n": 0})
+    after: Model = {("/", name): 1 for name in "abcd"}
+    states = 0
+
+    def cut(_kind: str, _path: str) -> None:
+        nonlocal states
+        for mode in ("lost", "kept", "prefix", "mixed", "mixed"):
+            states += 1
+            read = found(disk.power_cut(rng, mode))
+            assert read.pop(("/", "kept")) == 0
+            assert read["/", "a"] in (0, 1)
+            assert {**read, ("/", "a"): 1}.items() <= after.items()
+
+    disk.before = cut
+    catalog.put_all(KIND, {identity: {"n": 1} for identity in after})
+    disk.before = None
+    assert states > 50
+    for mode in ("lost", "kept", "prefix", "mixed"):
+        assert found(disk.power_cut(rng, mode)) == {("/", "kept"): 0, **after}
+
+
+def test_many_documents_share_their_syncs() -> None:
+    disk = SimulatedDisk()
+    disk.mkdir("/data")
+    catalog = FileCatalog(disk, "/data")
+    catalog.put(KIND, ("/", "first"), {"n": 0})
+    before = disk.calls.copy()
+    catalog.put_all(KIND, {("/", str(n)): {"n": n} for n in range(200)})
+    calls = disk.calls - before
+    assert (calls["sync"], calls["sync_filesystem"], calls["sync_dir"]) == (1, 1, 1)
+
+
 @pytest.mark.parametrize("kind", ["create", "pwrite", "sync", "rename", "sync_dir"])
 def test_a_failed_change_leaves_the_old_or_the_new(kind: str) -> None:
     disk = SimulatedDisk()

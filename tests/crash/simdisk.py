@@ -175,7 +175,8 @@ class SimulatedDisk(Tree):
         self._open_file(file)
 
     def sync_filesystem(self, file: int) -> None:
-        _, path, _ = self._open_file(file)
+        """`file` may be a folder, as on Linux."""
+        path = self._open_folders.get(file) or self._open_file(file)[1]
         fault = self._step("sync_filesystem", path, raising=False)
         nodes = [node for _, node in self.walk() if isinstance(node, File)]
         if fault is not None:

@@ -63,6 +63,8 @@ def stream_settings(
             raise InvalidSetting(name, origin, "can only be set for the whole broker, not per topic")
         if value is not None:
             changes[setting.path.removeprefix("stream.")] = setting.parse(value, origin)
+    if not changes:
+        return base  # one object for all streams without settings of their own: there may be many
     return _consistent(msgspec.structs.replace(base, **changes), origin)
 
 

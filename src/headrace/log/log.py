@@ -62,6 +62,18 @@ class LogOwner(Protocol):
 
 
 class Log(LogEnd):
+    __slots__ = (
+        "__dict__",  # empty, so it does not exist: tests replace methods
+        "_owner",
+        "_reader",
+        "_waiters",
+        "_waiters_max",
+        "compacted_until",
+        "loader",
+        "pins",
+        "unsettled_from",
+    )
+
     loader: Loader  # the threads that load and decompress what readers of this log need; set by the shard
 
     def __init__(

@@ -3,7 +3,7 @@
 Components of the broker depend on this protocol; file_catalog.py is its implementation.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -25,6 +25,10 @@ class Catalog(Protocol):
 
     def put(self, kind: str, identity: Identity, document: dict[str, Any]) -> None:
         """Create or replace a document, durably on return. After an error either version may be stored."""
+
+    def put_all(self, kind: str, contents: Mapping[Identity, dict[str, Any]]) -> None:
+        """Like `put` for many documents of one kind, with few syncs. After an error or a crash any of them may be
+        stored."""
 
     def remove(self, kind: str, identity: Identity) -> None:
         """Delete a document, durably on return. A document that does not exist is not an error."""

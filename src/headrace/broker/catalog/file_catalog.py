@@ -11,7 +11,7 @@ it describes.
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headrace.errors import CorruptCatalog
@@ -19,7 +19,7 @@ from headrace.log.catalog import document as documents
 from headrace.log.catalog.copy import CatalogCopy
 from headrace.log.catalog.document import Identity, file_name
 from headrace.log.catalog.survey import Survey, restore, survey
-from headrace.log.disk.disk import Disk, write_atomically
+from headrace.log.disk.disk import Disk, write_all_atomically
 from headrace.log.disk.paths import CATALOG
 from headrace.log.disk.quarantine import quarantine
 from headrace.log.standby.acks import StandbyAcks
@@ -53,15 +53,20 @@ class FileCatalog:
         yield from map(documents.content_of, found)
 
     def put(self, kind: str, identity: Identity, document: dict[str, Any]) -> None:
-        folder, file = self._folder(kind), file_name(identity)
-        text = documents.sealed({"identity": identity, **document})
+        self.put_all(kind, {identity: document})
+
+    def put_all(self, kind: str, contents: Mapping[Identity, dict[str, Any]]) -> None:
+        folder = self._folder(kind)
+        texts = {
+            file_name(identity): documents.sealed({"identity": identity, **document})
+            for identity, document in contents.items()
+        }
         with self._changing:
             self._changed(kind)
-            path = os.path.join(folder, file)
-            replaced = self._size(path)
-            write_atomically(self._disk, path, text)
+            replaced = sum(self._size(os.path.join(folder, file)) for file in texts)
+            write_all_atomically(self._disk, folder, texts)
             if self._copy.is_ready:
-                self._copy.add(kind, file, text, replaced)
+                self._copy.add(kind, texts, replaced)
             else:
                 self._reconcile()
         self._confirm()
@@ -75,7 +80,7 @@ class FileCatalog:
                 self._reconcile()
             if self._disk.exists(path):
                 if self._copy.is_ready:
-                    self._copy.add(kind, file, None, self._size(path))
+                    self._copy.add(kind, {file: None}, self._size(path))
                 self._disk.unlink(path)
                 # Without this a crash could bring the object back after its deletion was confirmed.
                 self._disk.sync_dir(folder)

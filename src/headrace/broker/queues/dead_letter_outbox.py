@@ -54,12 +54,13 @@ class DeadLetterOutbox:
         self._on_returned = on_returned
         self._on_retry = on_retry
         self._deferred = DeferredCalls(vhost.loop)
-        self._rejected: deque[Rejected] = deque()  # in flight, and to be moved next
-        self._kept: deque[Rejected] = deque()  # in flight until a queue accepts them (at-least-once)
+        # None until they are needed: an empty deque takes 680 bytes, and there may be many queues.
+        self._rejected: deque[Rejected] | None = None  # in flight, and to be moved next
+        self._kept: deque[Rejected] | None = None  # in flight until a queue accepts them (at-least-once)
         self._unmoved: dict[View, RangeSet] = {}  # in flight until the next retry, after an error
         self._left = AT_ONCE  # how many more may be moved in this iteration
         self._waiters: list[asyncio.Future[None]] = []
-        self._logged: set[type[Exception]] = set()  # each kind of failure is logged once
+        self._logged: tuple[type[Exception], ...] = ()  # each kind of failure is logged once
         self.moved = 0
 
     def move(self, view: View, offset: int, message: Message, reason: str) -> None:
@@ -97,7 +98,7 @@ class DeadLetterOutbox:
             self._left -= 1
             self._dead_letter(view, offset, reason)
             return
-        _add(self._rejected, view, offset, reason)
+        self._rejected = _add(self._rejected, view, offset, reason)
 
     def _dead_letter(self, view: View, offset: int, reason: str) -> None:
         message = self._backlog.read(view, Run(offset, offset + 1, 0, True))
@@ -111,16 +112,16 @@ class DeadLetterOutbox:
     def _keep(self, view: View, offset: int, reason: str) -> None:
         """Keep a message in flight, without a consumer, until a queue accepts it as a dead letter."""
         if NoPlace not in self._logged:
-            self._logged.add(NoPlace)
+            self._logged += (NoPlace,)
             text = "no queue accepts the dead letters of queue %r: keeping them and retrying every %d s"
             logger.warning(text, self._origin.name, RETRY_S)
         if not self._kept:
             self._vhost.loop.call_later(RETRY_S, self._retry_kept)
-        _add(self._kept, view, offset, reason)
+        self._kept = _add(self._kept, view, offset, reason)
 
     def _retry_kept(self) -> None:
-        self._rejected += self._kept
-        self._kept.clear()
+        kept, self._kept = self._kept, None
+        self._rejected = deque((*(self._rejected or ()), *(kept or ())))
         self._move_rejected()
 
     def _move_rejected(self) -> None:
@@ -154,7 +155,7 @@ class DeadLetterOutbox:
     def _log_once(self, error: Exception, text: str, *arguments: object) -> None:
         """Log a kind of failure once, not for each message and retry."""
         if type(error) not in self._logged:
-            self._logged.add(type(error))
+            self._logged += (type(error),)
             logger.error(text, *arguments, exc_info=error)
 
     async def wait_empty(self) -> None:
@@ -172,9 +173,11 @@ class DeadLetterOutbox:
                 waiter.set_result(None)
 
 
-def _add(runs: deque[Rejected], view: View, offset: int, reason: str) -> None:
+def _add(runs: deque[Rejected] | None, view: View, offset: int, reason: str) -> deque[Rejected]:
+    runs = deque() if runs is None else runs
     last = runs[-1] if runs else None
     if last is not None and last.view is view and last.end == offset and last.reason == reason:
         last.end += 1
     else:
         runs.append(Rejected(view, offset, offset + 1, reason))
+    return runs

@@ -69,6 +69,9 @@ class QueueArguments(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+NO_ARGUMENTS = QueueArguments()  # one object for all queues without arguments: there may be many
+
+
 def _number(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -199,7 +202,7 @@ def parse_arguments(where: str, arguments: Mapping[str, Any]) -> QueueArguments:
             fields[field] = max_age_ms(value) if field == "max_age_ms" else value
     if "dead_letter_key" in fields and "dead_letter_exchange" not in fields:
         raise ArgumentMismatch(f"invalid arg 'x-dead-letter-routing-key' for {where}: routing_key_but_no_dlx_defined")
-    return QueueArguments(**fields)
+    return QueueArguments(**fields) if fields else NO_ARGUMENTS
 
 
 def type_name(value: Any) -> str:

@@ -6,6 +6,7 @@ whole cluster.
 """
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -115,6 +116,9 @@ class StreamDefaults:
 
 
 def _base(config: Config, kind: Kind) -> StreamSettings:
-    if kind == "queue":
-        return msgspec.structs.replace(config.stream, retention_ms=-1, retention_bytes=-1, cleanup_policy="delete")
-    return config.stream
+    return _of_queues(config.stream) if kind == "queue" else config.stream
+
+
+@lru_cache(maxsize=8)  # one object for all queues: there may be many
+def _of_queues(settings: StreamSettings) -> StreamSettings:
+    return msgspec.structs.replace(settings, retention_ms=-1, retention_bytes=-1, cleanup_policy="delete")

@@ -10,11 +10,11 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from headrace.broker.catalog.catalog import Catalog, shaped
+from headrace.broker.catalog.catalog import Catalog, Identity, shaped
 from headrace.broker.cooperative import YieldEvery
 from headrace.broker.streams.defaults import Change, Kind, Level, Overrides, StreamDefaults
 from headrace.broker.streams.partition import Partition
@@ -271,18 +271,40 @@ class Streams:
         async with self._changing:
             if (vhost, name) in self._streams:
                 raise StreamExists(name, vhost)
-            document = StreamDocument(
-                vhost=vhost,
-                name=name,
-                kind=kind,
-                logs=[self._shard.next_log_id() for _ in range(partitions)],
-                config=overrides.config,
-                created_ms=self._clock.now_ms(),
-                kafka=overrides.kafka,
-            )
-            self._checked_settings(document)
+            document = self._new_document(name, partitions, overrides, kind, vhost)
             await self._put(document)
             return self._add(document)
+
+    async def create_for_queues(
+        self, wanted: Mapping[str, tuple[int, Mapping[str, object]]], vhost: str
+    ) -> dict[str, Stream]:
+        """Streams of queues, with few syncs: `wanted` has their partitions and settings. Durably in the catalog on
+        return. A stream that exists already is left out."""
+        checked = {
+            name: (partitions, self.check(name, partitions, config, "queue", vhost))
+            for name, (partitions, config) in wanted.items()
+        }
+        async with self._changing:
+            documents = [
+                self._new_document(name, partitions, overrides, "queue", vhost)
+                for name, (partitions, overrides) in checked.items()
+                if (vhost, name) not in self._streams
+            ]
+            await self._put(*documents)
+            return {document.name: self._add(document) async for document in YieldEvery().each(documents)}
+
+    def _new_document(self, name: str, partitions: int, overrides: Overrides, kind: Kind, vhost: str) -> StreamDocument:
+        document = StreamDocument(
+            vhost=vhost,
+            name=name,
+            kind=kind,
+            logs=[self._shard.next_log_id() for _ in range(partitions)],
+            config=overrides.config,
+            created_ms=self._clock.now_ms(),
+            kafka=overrides.kafka,
+        )
+        _check_settings(document, self._settings(document))
+        return document
 
     def check(
         self,
@@ -293,7 +315,7 @@ class Streams:
         vhost: str = DEFAULT_VHOST,
     ) -> Overrides:
         """Raise InvalidInput as `create` would; returns the settings as the catalog stores them."""
-        self._check(name, vhost, partitions, kind)
+        _check(name, vhost, partitions, kind, self.defaults.config.partitions_max)
         return Overrides().changed(_change(config or {}), self.defaults.base(kind))
 
     async def get_or_create(self, name: str, vhost: str = DEFAULT_VHOST) -> Stream:
@@ -332,7 +354,8 @@ class Streams:
             document = msgspec.structs.replace(
                 old, config=overrides.config, kafka=overrides.kafka, logs=[*old.logs, *added]
             )
-            settings = self._checked_settings(document)  # before the catalog has the change
+            settings = self._settings(document)
+            _check_settings(document, settings)  # before the catalog has the change
             await self._put(document)
             stream.configure(document, settings)
             for spec in self._specs(document)[len(old.logs) :]:
@@ -355,20 +378,13 @@ class Streams:
                 stream.configure(stream.document, settings[stream])
                 stream.apply_retention()
 
-    def _checked_settings(self, document: StreamDocument) -> StreamSettings:
-        """A queue cannot be compacted: its keys are routing keys, and compaction would keep one message of each."""
-        settings = self._settings(document)
-        if document.kind == "queue" and settings.is_compacted:
-            raise InvalidInput(f"{document.name!r} is a queue, which cannot be compacted: messages stay until settled")
-        return settings
-
     def _added_logs(self, document: StreamDocument, partitions: int | None) -> Ids:
         have = len(document.logs)
         if partitions is None or partitions == have:
             return []
         if partitions < have:
             raise Conflict(f"topic {document.name!r} has {have} partitions; partitions can only be added")
-        self._check(document.name, document.vhost, partitions, document.kind)
+        _check(document.name, document.vhost, partitions, document.kind, self.defaults.config.partitions_max)
         return [self._shard.next_log_id() for _ in range(partitions - have)]
 
     async def delete(self, name: str, vhost: str = DEFAULT_VHOST, *, only: Stream | None = None) -> None:
@@ -412,19 +428,6 @@ class Streams:
         self.version += 1
         self._by_log.update((partition.log.id, (stream, partition)) for partition in stream.partitions)
 
-    def _check(self, name: str, vhost: str, partitions: int, kind: Kind) -> None:
-        if kind == "topic" and vhost == DEFAULT_VHOST:
-            check_topic_name(name)
-        try:
-            size = len(name.encode())
-        except UnicodeEncodeError:
-            raise InvalidInput("a name must not contain unpaired surrogates") from None
-        if not 0 < size <= NAME_BYTES_MAX:
-            raise InvalidInput(f"a name must have 1 to {NAME_BYTES_MAX} bytes, not {size}")
-        partitions_max = self.defaults.config.partitions_max
-        if not 1 <= partitions <= partitions_max:
-            raise InvalidInput(f"a topic must have 1 to {partitions_max:,} partitions, not {partitions}")
-
     def _specs(self, document: StreamDocument) -> Specs:
         settings = self._settings(document)
         name = slug(document.name)
@@ -435,9 +438,11 @@ class Streams:
     def _settings(self, document: StreamDocument) -> StreamSettings:
         return self.defaults.settings(document.name, document.kind, document.config)
 
-    async def _put(self, document: StreamDocument) -> None:
-        content = msgspec.to_builtins(document)
-        await self._in_thread(lambda: self._catalog.put(CATALOG_KIND, document.identity, content))
+    async def _put(self, *documents: StreamDocument) -> None:
+        contents: dict[Identity, dict[str, Any]] = {
+            document.identity: msgspec.to_builtins(document) for document in documents
+        }
+        await self._in_thread(lambda: self._catalog.put_all(CATALOG_KIND, contents))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         try:
@@ -450,3 +455,22 @@ class Streams:
 
 def _change(config: Mapping[str, object] | Change) -> Change:
     return config if isinstance(config, Change) else Change(settings=config)
+
+
+def _check_settings(document: StreamDocument, settings: StreamSettings) -> None:
+    """A queue cannot be compacted: its keys are routing keys, and compaction would keep one message of each."""
+    if document.kind == "queue" and settings.is_compacted:
+        raise InvalidInput(f"{document.name!r} is a queue, which cannot be compacted: messages stay until settled")
+
+
+def _check(name: str, vhost: str, partitions: int, kind: Kind, partitions_max: int) -> None:
+    if kind == "topic" and vhost == DEFAULT_VHOST:
+        check_topic_name(name)
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise InvalidInput("a name must not contain unpaired surrogates") from None
+    if not 0 < size <= NAME_BYTES_MAX:
+        raise InvalidInput(f"a name must have 1 to {NAME_BYTES_MAX} bytes, not {size}")
+    if not 1 <= partitions <= partitions_max:
+        raise InvalidInput(f"a topic must have 1 to {partitions_max:,} partitions, not {partitions}")

@@ -138,6 +138,13 @@ class QueueDeclared(NamedTuple):
         check_equivalent(where, self.arguments, found.arguments)
 
 
+class NewQueue(NamedTuple):
+    """A checked declaration of a durable queue that does not exist."""
+
+    declared: QueueDeclared
+    policy: QueueArguments
+
+
 # A topic, when it is declared as a queue.
 TOPIC = QueueDeclared(durable=True, exclusive=False, auto_delete=False, arguments={"x-queue-type": STREAM})
 

@@ -8,7 +8,7 @@ next start finishes a deletion that a crash interrupted.
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -16,7 +16,8 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from headrace.broker.catalog.arguments_json import loaded, stored
-from headrace.broker.catalog.catalog import Catalog, shaped
+from headrace.broker.catalog.catalog import Catalog, Identity, shaped
+from headrace.broker.cooperative import YieldEvery
 from headrace.broker.queues.delays import Delays
 from headrace.broker.queues.flush import FlushCoordinator
 from headrace.broker.queues.queue import Queue, QueueServices
@@ -29,7 +30,7 @@ from headrace.broker.routing.router import Routing
 from headrace.broker.streams.streams import Stream, Streams
 from headrace.broker.transactions.producers import Producers
 from headrace.broker.types.range_set import RangeSet
-from headrace.broker.vhosts.declarations import TOPIC, QueueDeclared, place
+from headrace.broker.vhosts.declarations import TOPIC, NewQueue, QueueDeclared, place
 from headrace.config.setting import NUMBER_MOST
 from headrace.errors import ArgumentMismatch, StorageError
 from headrace.log.commit.round import Ticket
@@ -151,6 +152,25 @@ class QueueStore:
         self._documents[vhost.name, name] = document
         return self._make(vhost, name, policy, stream, auto_delete, arguments)
 
+    async def create_queues(self, vhost: QueueServices, wanted: Mapping[str, NewQueue]) -> AsyncIterator[Queue]:
+        """Durable queues, all stored before the first is returned. Leaves out those whose stream exists."""
+        streams = await self.streams.create_for_queues(
+            {name: (new.policy.priority_max + 1, _settings(new.policy)) for name, new in wanted.items()}, vhost.name
+        )
+        documents: dict[Identity, dict[str, Any]] = {}
+        for name in streams:
+            declared = wanted[name].declared
+            documents[vhost.name, name] = {
+                "auto_delete": declared.auto_delete,
+                "arguments": stored(declared.arguments),
+                "owns_stream": True,
+            }
+        await self._in_thread(lambda: self._catalog.put_all(QUEUES, documents))
+        async for name, stream in YieldEvery().each(streams.items()):
+            declared, policy = wanted[name]
+            self._documents[vhost.name, name] = documents[vhost.name, name]
+            yield self._make(vhost, name, policy, stream, declared.auto_delete, dict(declared.arguments))
+
     def check_stream(self, vhost: str, name: str, policy: QueueArguments, partitions: int | None) -> None:
         """Raises if the queue cannot use the stream of its name with this number of partitions, or cannot create it if
         `partitions` is None."""
@@ -255,13 +275,7 @@ class QueueStore:
         """Mark the queue as deleted: the next start finishes the deletion instead of loading the queue."""
         document = self._documents.get((vhost, queue.name))
         if document is not None:  # a topic that was not declared as a queue has none
-            await self._in_thread(partial(self._mark, (vhost, queue.name), document))
-
-    def _mark(self, identity: tuple[str, str], document: dict[str, Any]) -> None:
-        try:
-            self._catalog.put(QUEUES, identity, document | {"leaving": True})
-        except OSError:  # the disk may be full, and the deletion frees space
-            self._catalog.remove(QUEUES, identity)
+            await self._in_thread(partial(_mark, self._catalog, (vhost, queue.name), document))
 
     async def keep_queue(self, vhost: str, queue: Queue) -> None:
         """Undo remove_queue."""
@@ -428,6 +442,13 @@ class QueueStore:
         arguments = loaded(document.arguments)
         policy = parse_arguments(f"queue '{name}'", arguments)
         host.queues[name] = self._make(host.services, name, policy, stream, document.auto_delete, arguments)
+
+
+def _mark(catalog: Catalog, identity: Identity, document: dict[str, Any]) -> None:
+    try:
+        catalog.put(QUEUES, identity, document | {"leaving": True})
+    except OSError:  # the disk may be full, and the deletion frees space
+        catalog.remove(QUEUES, identity)
 
 
 def _key(log_id: int) -> bytes:

@@ -180,8 +180,13 @@ class Connection(asyncio.Protocol):
     def _continue(self) -> None:
         """Processes the bytes that arrived while a method waited."""
         if self.stage is not HandshakeStage.CLOSED:
-            data, self._unprocessed = self._unprocessed, b""
-            self._process(data)
+            data = self._unprocessed
+            used = self._dispatcher.declare_together(data)
+            self._unprocessed = b""
+            if self._dispatcher.waiting is not None:
+                self._unprocessed = data[used:]
+                return
+            self._process(data[used:])
             if self._dispatcher.waiting is None:
                 self.transport.set_reading_paused(UNPROCESSED, False)
 

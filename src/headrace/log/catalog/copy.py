@@ -95,21 +95,22 @@ class CatalogCopy:
         write_atomically(self._disk, self.path, data)
         return len(data)
 
-    def add(self, kind: str, file: str, text: bytes | None, replaced_bytes: int) -> None:
-        """Append a change. On return it is durable, or the copy has been removed."""
+    def add(self, kind: str, texts: Mapping[str, bytes | None], replaced_bytes: int) -> None:
+        """Append changes; None removes a file. On return they are durable, or the copy has been removed."""
         assert self._size is not None
-        self._live_bytes += len(text or b"") - replaced_bytes
+        self._live_bytes += sum(len(text or b"") for text in texts.values()) - replaced_bytes
         size = self._size
-        self._update_or_remove(lambda: self._append(_line(kind, file, text) + b"\n", size))
+        lines = b"".join(_line(kind, file, text) + b"\n" for file, text in texts.items())
+        self._update_or_remove(lambda: self._append(lines, size))
 
-    def _append(self, line: bytes, size: int) -> int:
+    def _append(self, lines: bytes, size: int) -> int:
         file = self._disk.open(self.path)
         try:
-            self._disk.pwrite(file, [line], size)
+            self._disk.pwrite(file, [lines], size)
             self._disk.sync(file)
         finally:
             self._disk.close(file)
-        return size + len(line)
+        return size + len(lines)
 
     def _update_or_remove(self, work: Callable[[], int]) -> None:
         """Update the copy, or remove it if the disk fails. The change is durable in its document already and cannot be

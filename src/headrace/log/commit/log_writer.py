@@ -33,8 +33,13 @@ class Undone(NamedTuple):
     has_names: bool
 
 
+NONE: frozenset[str] = frozenset()  # each call of frozenset() makes another one of 216 bytes
+
+
 class Tail(TailEnd):
     """The segments of a log and the writer of the last one."""
+
+    __slots__ = ("__dict__", "_writes", "created", "folder", "rotten", "segments")  # tests replace methods
 
     writer: SegmentWriter | None
     _files: FileCache
@@ -44,7 +49,7 @@ class Tail(TailEnd):
         self.folder = folder
         self.segments: tuple[Segment, ...] = ()
         self.created = False  # the folder exists
-        self.rotten: set[str] = set()  # data files in which a read found damage
+        self.rotten = NONE  # data files in which a read found damage
         self._writes = 0
 
     @property

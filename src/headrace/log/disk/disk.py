@@ -21,7 +21,7 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol, Self, TypeGuard
 
@@ -369,28 +369,42 @@ def run_one_by_one(disk: Disk, steps: Sequence[Step], failure: io_chain.SyncFail
 
 
 def write_atomically(disk: Disk, path: str, data: bytes | bytearray) -> None:
-    """Replace path with data: readers, and starts after a crash, see the old content or the new, never a part.
+    """Replace path with data: readers, and starts after a crash, see the old content or the new, never a part."""
+    above, name = os.path.split(path)
+    write_all_atomically(disk, above, {name: data})
 
-    Both syncs matter: without the first the name can point at bytes that never reached the disk, and without the second
-    the old file can come back. The folder is opened first, because there may be no free descriptor for it later, when
-    the file can no longer be refused.
+
+def write_all_atomically(disk: Disk, above: str, contents: Mapping[str, bytes | bytearray]) -> None:
+    """Replace these files of the folder `above`, each atomically: after a crash some may be old and others new.
+
+    Both syncs matter: without the first a name can point at bytes that never reached the disk, and without the second
+    an old file can come back. The folder is opened first, because there may be no free descriptor for it later, when
+    the files can no longer be refused, and because a sync of the filesystem reports errors since that.
     """
-    temporary = path + ".tmp"
-    if disk.exists(temporary):
-        disk.unlink(temporary)
-    above = os.path.dirname(path)
     folder = disk.open_dir(above)
+    each = len(contents) <= disk.sync_each_max
     try:
-        file = disk.open(temporary, create=True, exclusive=True)
-        try:
-            disk.pwrite(file, [data], 0)
-            disk.sync(file)
-        finally:
-            disk.close(file)
-        disk.rename(temporary, path)
+        for name, data in contents.items():
+            _write_temporary(disk, f"{above}/{name}.tmp", data, sync=each)
+        if not each:
+            disk.sync_filesystem(folder)
+        for name in contents:
+            disk.rename(f"{above}/{name}.tmp", f"{above}/{name}")
         disk.sync_dir(above, folder)
     finally:
         disk.close(folder)
+
+
+def _write_temporary(disk: Disk, path: str, data: bytes | bytearray, *, sync: bool) -> None:
+    if disk.exists(path):
+        disk.unlink(path)
+    file = disk.open(path, create=True, exclusive=True)
+    try:
+        disk.pwrite(file, [data], 0)
+        if sync:
+            disk.sync(file)
+    finally:
+        disk.close(file)
 
 
 def make_folder(disk: Disk, path: str) -> None:

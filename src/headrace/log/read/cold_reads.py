@@ -5,7 +5,6 @@ has the rest loaded and repeats the read. The retry sees the log as it is by the
 faster, so the reading itself happens only on the owner thread.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -78,10 +77,12 @@ class Loads:
     """The loads of one reader and their results, each kept until the retry takes it, or until `outcomes_max` others
     followed. Used by the owner thread only."""
 
+    __slots__ = ("_loader", "_outcomes_max", "_running", "outcomes")
+
     def __init__(self, loader: Loader, outcomes_max: int = OUTCOMES_MAX) -> None:
         self._loader = loader
         self._outcomes_max = outcomes_max
-        self.outcomes: OrderedDict[Hashable, Any] = OrderedDict()
+        self.outcomes: dict[Hashable, Any] = {}
         self._running: dict[Hashable, list[Callable[[], object]]] = {}
 
     def run(self, key: Hashable, job: Job, callback: Callable[[], object]) -> None:
@@ -102,7 +103,7 @@ class Loads:
     def keep(self, key: Hashable, outcome: Any) -> None:
         self.outcomes[key] = outcome
         if len(self.outcomes) > self._outcomes_max:
-            self.outcomes.popitem(last=False)
+            del self.outcomes[next(iter(self.outcomes))]
 
     def result(self, key: Hashable, job: Job) -> Any:
         """The job's result, or its error; ReadWaits until the job has run. A result is returned once."""
@@ -119,6 +120,8 @@ class Loads:
 
 class CachedFiles:
     """Reads files from the page cache; ReadWaits for bytes that are not in it."""
+
+    __slots__ = ("_files", "counters", "loads")
 
     def __init__(self, files: FileCache, loads: Loads, counters: Counters) -> None:
         self._files = files

@@ -10,7 +10,6 @@ Runs on the owner thread and reads only what is in memory; otherwise it raises R
 
 import logging
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -56,10 +55,24 @@ class ReadableTail(Protocol):
     settings: StreamSettings
     segments: tuple[Segment, ...]
     writer: SegmentWriter | None
-    rotten: set[str]  # data files in which a read met damage
+    rotten: frozenset[str]  # data files in which a read met damage
 
 
 class LogReader:
+    __slots__ = (
+        "_counters",
+        "_decompressions",
+        "_files",
+        "_index_cache",
+        "_loads",
+        "_ranges",
+        "_read",
+        "_reads",
+        "_recent",
+        "_resume",
+        "_tail",
+    )
+
     def __init__(
         self,
         files: FileCache,
@@ -81,7 +94,7 @@ class LogReader:
         self._tail = tail
         self._counters = counters
         # Where sequential readers continue without an index lookup: next offset -> (segment, position).
-        self._resume: OrderedDict[int, tuple[Segment, int]] = OrderedDict()
+        self._resume: dict[int, tuple[Segment, int]] = {}
 
     def read(self, offset: int, stop: int, max_bytes: int) -> Chunk:
         segments = self._tail.segments
@@ -211,7 +224,7 @@ class LogReader:
         """Count the damage, and log it once per file: a client may retry the same read for ever."""
         self._counters.crc_failures += 1
         if damage.path not in self._tail.rotten:
-            self._tail.rotten.add(damage.path)
+            self._tail.rotten |= {damage.path}
             # As text: a log handler that keeps records would keep the error, and with it the reader's open files.
             logger.error("%s. This batch is not served; the batches before and after it are", str(damage))
         return damage
@@ -278,7 +291,7 @@ class LogReader:
     def _remember(self, offset: int, segment: Segment, position: int) -> None:
         self._resume[offset] = segment, position
         if len(self._resume) > RESUME_POINTS_MAX:
-            self._resume.popitem(last=False)
+            del self._resume[next(iter(self._resume))]
 
     def forget_positions(self) -> None:
         self._resume.clear()

@@ -5,7 +5,7 @@ length checked, because pamqp refuses names that RabbitMQ allows and does not li
 """
 
 import struct
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from pamqp import commands
 from pamqp.base import Frame
@@ -69,6 +69,30 @@ def decode(class_id: int, method_id: int, arguments: bytes) -> Frame:
         text = f"malformed arguments of {method.name}: {error}"
         code = SYNTAX_ERROR if isinstance(error, InvalidInput | UnicodeDecodeError) else FRAME_ERROR
         raise ProtocolError(code, text[:200], class_id, method_id) from None
+
+
+class ReadMethod(NamedTuple, Generic[F]):
+    method: F
+    end: int  # of its frame
+
+
+def read_leading(data: bytes, channel: int, kind: type[F], *, count_max: int, frame_max: int) -> list[ReadMethod[F]]:
+    """The methods of one kind at the start of data, if they are complete, valid and of this channel."""
+    head = _FRAME.pack(FRAME_METHOD, channel, 0)[:3]
+    index = kind.index.to_bytes(4, "big")
+    found: list[ReadMethod[F]] = []
+    start = 0
+    while len(found) < count_max and data.startswith(head, start) and data.startswith(index, start + _FRAME.size):
+        end = start + _FRAME.size + int.from_bytes(data[start + 3 : start + 7], "big") + 1
+        if end > len(data) or end - start > frame_max or data[end - 1] != FRAME_END:
+            break
+        try:
+            method = _decode(kind, data[start + _FRAME.size + len(index) : end - 1])
+        except (InvalidInput, ValueError, IndexError, struct.error):  # reported when the scanner comes to it
+            break
+        found.append(ReadMethod(method, end))
+        start = end
+    return found
 
 
 def _decode(method: type[F], data: bytes) -> F:

@@ -1,12 +1,14 @@
 """queue.declare, delete, bind, unbind, purge. An empty name means the last queue declared on the channel."""
 
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
 from pamqp import commands
 
+from headrace.broker.cooperative import YieldEvery
 from headrace.broker.queues.queue import Queue
-from headrace.broker.vhosts.declarations import server_name
-from headrace.errors import NotFound, QueueNotFound
+from headrace.broker.vhosts.declarations import NewQueue, QueueDeclared, server_name
+from headrace.errors import HeadraceError, NotFound, QueueNotFound
 from headrace.listeners.amqp.access import EXCHANGE, QUEUE
 from headrace.listeners.amqp.channel import Channel
 from headrace.listeners.amqp.direct_reply import PREFIX, PSEUDO_QUEUE
@@ -85,6 +87,44 @@ async def declare(channel: Channel, method: commands.Queue.Declare) -> None:
                 consumer_count=len(queue.consumers),
             )
         )
+
+
+def declare_together(
+    channel: Channel, methods: Iterable[commands.Queue.Declare]
+) -> tuple[int, Coroutine[Any, Any, None] | None]:
+    """Declares the durable queues that the first of these methods create, with few syncs. Returns the number of those
+    methods; the others, and those that are refused, must be run one by one."""
+    chosen: list[commands.Queue.Declare] = []
+    new: dict[str, NewQueue] = {}
+    for method in methods:
+        declared = _new_queue(channel.session, method)
+        if declared is None or method.queue in new:
+            break
+        new[method.queue] = declared
+        chosen.append(method)
+    if len(chosen) < 2:
+        return 0, None
+    return len(chosen), _declare_all(channel, chosen, new)
+
+
+def _new_queue(session: Session, method: commands.Queue.Declare) -> NewQueue | None:
+    name = method.queue
+    try:
+        if method.passive or not name or check_name(name) != name:
+            return None
+        _check_declare(session, name, method.arguments)
+        declared = QueueDeclared(method.durable, method.exclusive, method.auto_delete, method.arguments)
+        return session.vhost.check_new(name, declared)
+    except HeadraceError:  # raised again, and reported, when the method is run
+        return None
+
+
+async def _declare_all(channel: Channel, methods: list[commands.Queue.Declare], new: Mapping[str, NewQueue]) -> None:
+    await channel.connection.flushed()
+    if channel.is_open:
+        await channel.session.vhost.declare_new(new)
+    async for method in YieldEvery().each(methods):
+        await declare(channel, method)
 
 
 def _check_declare(session: Session, name: str, arguments: dict[str, Any]) -> None:
