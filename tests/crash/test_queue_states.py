@@ -79,7 +79,7 @@ async def test_the_queue_invariants_hold_in_every_crash_state(
     assert states_by_file["wal"] > 50 and states_by_file["tmp"] + states_by_file["state"] > 5, (
         "rounds and checkpoints must be covered"
     )
-    promises = (end.confirmed, end.delivered, end.acked_durably, end.dead, end.refused, end.pairs)
+    promises = (end.confirmed, end.delivered, end.acked_durably, end.dead, end.refused, end.pairs, end.retried)
     assert all(promises), "every kind of promise must be covered"
 
 

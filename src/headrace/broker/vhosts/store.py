@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import count
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -44,6 +45,7 @@ QUEUES = "queues"
 BINDINGS_TABLE = "bindings"
 FORGOTTEN_AT_ONCE = 1000  # a journal entry has a maximum size
 T = TypeVar("T")
+_memory_views = count()
 
 
 class _ExchangeDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,7 +185,8 @@ class QueueStore:
         )
 
     def open_memory_view(self, events: ViewEvents, level: int = 0) -> View:
-        return View(MemoryLog(self._spill), self.flushes, events, durable=False, level=level)
+        key = b"memory-%d" % next(_memory_views)  # not in the state table: tells queues of the same name apart
+        return View(MemoryLog(self._spill), self.flushes, events, key=key, durable=False, level=level)
 
     async def _start_at_end(self, stream: Stream) -> None:
         """A queue declared on a topic receives only messages published from now on."""
