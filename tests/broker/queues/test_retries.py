@@ -1,12 +1,13 @@
 """Retries of rejected messages: their delays, full and deleted queues, and failures of the storage."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.queues.queue import Queue
-from headrace.broker.queues.queue_arguments import QueueArguments
+from headrace.broker.queues.queue_arguments import CHECKS, QueueArguments
 from headrace.broker.queues.retries import COUNT_HEADER, STORED
 from headrace.broker.types.message import Message, from_record
 from headrace.broker.vhosts.policies import Policy
@@ -14,7 +15,7 @@ from headrace.broker.vhosts.vhost import VirtualHost
 from headrace.errors import Conflict
 from headrace.record.layout import AMQP_CLIENT_DEATHS_HEADER, AMQP_RETRIES_HEADER
 from headrace.record.types import Record
-from tests.broker.queue_world import bodies, declare, pass_time, refuse, say, until
+from tests.broker.queue_world import bodies, declare, opened, pass_time, refuse, say, until
 
 
 async def reject(queue: Queue) -> Any:
@@ -126,6 +127,23 @@ async def test_the_log_of_retries_is_deleted_only_with_its_vhost(broker: Broker)
     await until(lambda: host.delays.waiting(STORED) == 1)
     await broker.vhosts.delete("v")
     assert broker.streams.find(name, "v") is None
+
+
+async def test_arguments_stored_by_a_version_that_did_not_know_them_are_used_if_they_are_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as broker:
+        with monkeypatch.context() as patch:
+            patch.delitem(CHECKS, "x-retry-limit")
+            for name, limit in (("valid", 1), ("invalid", "many")):
+                say(await declare(broker.vhosts.get("/"), name, x_retry_limit=limit), b"1")
+    async with opened(tmp_path) as broker:
+        queues = broker.vhosts.get("/").queues
+        for queue in queues.values():
+            await reject(queue)
+        await until(lambda: queues["valid"].ready == 1)
+        assert await reject(queues["valid"]) == 1
+        assert queues["invalid"].ready == 0
 
 
 def test_the_retry_count_of_a_record_can_have_any_content() -> None:

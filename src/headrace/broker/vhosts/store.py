@@ -429,12 +429,22 @@ class QueueStore:
         self._documents[vhost, name] = content
         host = vhost_of(vhost)
         arguments = loaded(document.arguments)
-        policy = parse_arguments(f"queue '{name}'", arguments)
+        policy = _stored_policy(name, arguments)
         host.queues[name] = self._make(host.services, name, policy, stream, document.auto_delete, arguments)
 
 
 def _key(log_id: int) -> bytes:
     return log_id.to_bytes(8, "big")
+
+
+def _stored_policy(name: str, arguments: dict[str, Any]) -> QueueArguments:
+    where = f"queue '{name}'"
+    try:
+        return parse_arguments(where, arguments)
+    except ArgumentMismatch:
+        # Earlier versions stored these without checking them.
+        known = {key: value for key, value in arguments.items() if not key.startswith("x-retry-")}
+        return parse_arguments(where, known)
 
 
 def _settings(policy: QueueArguments) -> dict[str, object]:
