@@ -263,7 +263,7 @@ async def abandon_broker(broker: Broker) -> None:
 
 ACTIONS = {
     "publish": 30,
-    "publish_bounded": 6,
+    "publish_bounded": 8,
     "publish_retried": 8,
     "publish_pair": 6,
     "get": 26,

@@ -93,7 +93,7 @@ async def test_the_test_finds_a_journal_that_is_not_synced(tmp_path: Path, monke
     without_threads(monkeypatch)
     monkeypatch.setattr("headrace.log.commit.journal.Journal._sync_file", lambda self, file: None)
     monkeypatch.setattr("headrace.log.commit.slots.Slots.write_sequence", lambda self, sequence: None)
-    assert "D1" in (await explore(tmp_path, 0))[0]
+    assert (await explore(tmp_path, 0))[0][:3] in ("D1 ", "D9 "), "messages or halves of transactions are lost"
 
 
 async def test_the_test_finds_a_dead_letter_that_is_not_moved_atomically(
