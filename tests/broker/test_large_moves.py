@@ -83,3 +83,19 @@ async def test_more_messages_can_be_rejected_at_once_than_fit_in_a_journal_entry
     queues = broker.vhosts.get("/").queues
     assert numbers(queues["dead"]) == list(range(COUNT)) and queues["q"].ready == 0
     await abandon_broker(broker)
+
+
+async def test_more_messages_can_be_retried_at_once_than_fit_in_a_journal_entry(
+    tmp_path: Path, disk: SimulatedDisk
+) -> None:
+    broker = await Broker.open(config(tmp_path), clock=ManualClock(), disk=disk)
+    queue, dead = await filled(broker, **{"x-retry-limit": 1})
+    await queue.prepare_get()
+    taken = []
+    while (one := queue.get()) is not None:
+        taken.append(one)
+    for view, offset, _, _ in taken:
+        queue.reject(view, offset)
+    await until(lambda: queue.ready == COUNT)
+    assert numbers(queue) == list(range(COUNT)) and dead.ready == 0
+    await abandon_broker(broker)

@@ -16,17 +16,22 @@ import pytest
 
 from headrace.broker.broker import Broker
 from headrace.broker.queues.queue import Queue
+from headrace.broker.queues.retries import STORED
+from headrace.broker.queues.view import View
+from headrace.broker.streams.partition import ReadWaits
 from headrace.broker.types.message import Message
 from headrace.broker.upkeep.schedule import Housekeeping
 from headrace.clock import ManualClock
 from headrace.config import Config
 from headrace.errors import HeadraceError
 from headrace.log.settings import LogSettings
+from headrace.record import codec
 from tests.crash.model import Broken
 from tests.crash.simdisk import SimulatedDisk
 
 TTL_MS = 60_000
 WORK, DEAD, BOUNDED, LEFT, RIGHT = "work", "dead", "bounded", "left", "right"
+RETRIED, WAITING = "retried", "waiting for a retry"
 BOUND = 2
 
 
@@ -88,6 +93,7 @@ class Promises:
     dead: set[bytes] = field(default_factory=set)  # rejected or expired: to be dead-lettered
     refused: set[bytes] = field(default_factory=set)
     pairs: set[bytes] = field(default_factory=set)  # confirmed transactions
+    retried: set[bytes] = field(default_factory=set)  # rejected: to be retried
 
     def copy(self) -> "Promises":
         return Promises(*(set(getattr(self, one.name)) for one in fields(self)))
@@ -111,6 +117,7 @@ class QueueWorld:
         self.dead = await self._declare(DEAD)
         self.work = await self._declare(WORK, **arguments)
         self.bounded = await self._declare(BOUNDED, **{"x-max-length": BOUND, "x-overflow": "reject-publish"})
+        self.retried = await self._declare(RETRIED, **{"x-retry-limit": 1_000_000})
         self.left, self.right = await self._declare(LEFT), await self._declare(RIGHT)
 
     async def _declare(self, name: str, **arguments: object) -> Queue:
@@ -140,6 +147,11 @@ class QueueWorld:
             body = self._next()
             assert self._send(self.work, body)
             self._when_durable(partial(self.promises.confirmed.add, body))
+
+    async def publish_retried(self) -> None:
+        body = self._next()
+        assert self._send(self.retried, body)
+        self._when_durable(partial(self.promises.confirmed.add, body))
 
     async def publish_bounded(self) -> None:
         body = self._next()
@@ -175,7 +187,7 @@ class QueueWorld:
     # Consumers.
 
     async def get(self) -> None:
-        queue = self.rng.choice((self.work, self.work, self.dead))
+        queue = self.rng.choice((self.work, self.work, self.dead, self.retried))
         await queue.prepare_get()
         taken = queue.get()
         if taken is None:
@@ -204,8 +216,16 @@ class QueueWorld:
     async def reject(self) -> None:
         if (one := self._pop_delivered()) is not None:
             queue, view, offset, body = one
-            (self.promises.dead if queue is self.work else self.promises.acked).add(body)
+            ended = {WORK: self.promises.dead, RETRIED: self.promises.retried, DEAD: self.promises.acked}
+            ended[queue.name].add(body)
             queue.reject(view, offset)
+
+    async def retry(self) -> None:
+        await self.retried.prepare_get()
+        taken = self.retried.get()
+        if taken is not None:
+            self.promises.retried.add(taken[2].body)
+            self.retried.reject(taken[0], taken[1])
 
     # Time and background work.
 
@@ -243,12 +263,14 @@ async def abandon_broker(broker: Broker) -> None:
 
 ACTIONS = {
     "publish": 30,
-    "publish_bounded": 6,
+    "publish_bounded": 8,
+    "publish_retried": 8,
     "publish_pair": 6,
     "get": 26,
     "ack": 12,
     "requeue": 5,
     "reject": 6,
+    "retry": 8,
     "wait_all_durable": 10,
     "wait": 8,
     "expire": 1,
@@ -264,6 +286,23 @@ def drain(queue: Queue) -> list[tuple[bytes, bool]]:
     return found
 
 
+async def unsettled(view: View) -> list[bytes]:
+    """The bodies of all unsettled messages of a log."""
+    found: list[bytes] = []
+    at = view.log.start_offset
+    while (gap := view.settled.gap(at, view.log.stable_end)) is not None:
+        try:
+            chunk = view.log.read_now(gap[0], 1 << 20)
+        except ReadWaits as cold:
+            loaded = asyncio.get_running_loop().create_future()
+            cold.then(partial(loaded.set_result, None))
+            await loaded
+            continue
+        found += [record.value or b"" for record in codec.records(chunk.data, from_offset=gap[0], to_offset=gap[1])]
+        at = min(chunk.next_offset, gap[1])
+    return found
+
+
 async def judge(folder: Path, image: SimulatedDisk, before: Promises, after: Promises) -> None:
     """Check a disk against the promises at the crash (`before`) and all operations started by then (`after`).
 
@@ -273,8 +312,14 @@ async def judge(folder: Path, image: SimulatedDisk, before: Promises, after: Pro
         broker = await Broker.open(config(folder), clock=ManualClock(), disk=image)
     except HeadraceError as error:
         raise Broken(f"L5 cannot be opened: {error!r}") from error
-    queues = broker.vhosts.get("/").queues
-    found = {name: drain(queues[name]) for name in (WORK, DEAD, BOUNDED, LEFT, RIGHT)}
+    host = broker.vhosts.get("/")
+    retries = host.delays.log(STORED)
+    assert retries is not None
+    retries.is_closed = True  # nothing returns from now on
+    await host.flushes.wait_all_durable()
+    waiting = [(body, False) for body in await unsettled(retries.view)]
+    found = {name: drain(host.queues[name]) for name in (WORK, DEAD, BOUNDED, RETRIED, LEFT, RIGHT)}
+    found[WAITING] = waiting
     await abandon_broker(broker)
     _check_queues(found, before, after)
     _check_moves(found, before, after)
@@ -292,7 +337,7 @@ def _check_queues(found: Found, before: Promises, after: Promises) -> None:
             raise Broken(f"D5 {name} holds a message twice: {there}")
         if strange := set(there) - after.sent:
             raise Broken(f"D5 {name} holds messages that were never sent: {sorted(strange)}")
-        if name != DEAD and there != sorted(there):
+        if name not in (DEAD, RETRIED, WAITING) and there != sorted(there):
             raise Broken(f"D4 {name} is out of order: {there}")
     if lost := before.confirmed - after.acked - everywhere:
         raise Broken(f"D1 confirmed but missing: {sorted(lost)}")
@@ -308,6 +353,10 @@ def _check_moves(found: Found, before: Promises, after: Promises) -> None:
     bodies = {name: [body for body, _ in messages] for name, messages in found.items()}
     if both := set(bodies[WORK]) & set(bodies[DEAD]):
         raise Broken(f"D10 in the queue and in the dead-letter queue: {sorted(both)}")
+    if both := set(bodies[RETRIED]) & set(bodies[WAITING]):
+        raise Broken(f"D10 in the queue and waiting for a retry: {sorted(both)}")
+    if early := set(bodies[WAITING]) - after.retried:
+        raise Broken(f"D10 waiting for a retry but not rejected: {sorted(early)}")
     if early := set(bodies[DEAD]) - after.dead:
         raise Broken(f"D10 dead-lettered but neither rejected nor expired: {sorted(early)}")
     if bodies[LEFT] != bodies[RIGHT]:

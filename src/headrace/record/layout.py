@@ -92,6 +92,8 @@ AMQP_PROPERTIES_HEADER: Final = "amqp.properties"  # property flags and list, as
 AMQP_EXCHANGE_HEADER: Final = "amqp.exchange"
 # Present if the publisher sent a header x-death: only x-death of the broker's own dead-lettering counts deaths.
 AMQP_CLIENT_DEATHS_HEADER: Final = "amqp.client-deaths"
+# How often the retry policy of the queue has returned the message (big-endian). A publisher may send x-retry-count.
+AMQP_RETRIES_HEADER: Final = "amqp.retries"
 
 # Headers that carry the trace of a message, at all listeners (W3C Trace Context and Baggage).
 TRACEPARENT: Final = "traceparent"

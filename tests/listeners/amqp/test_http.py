@@ -26,7 +26,7 @@ def call(running: Running, method: str, path: str, body: object = None) -> Any:
         sent = None if body is None else json.dumps(body)
         connection.request(method, path, sent, {"content-type": "application/json"} if sent else {})
         answer = connection.getresponse()
-        found = json.loads(answer.read())
+        found = json.loads(answer.read() or b"null")
         assert answer.status < 300, found
         return found
     finally:

@@ -1,4 +1,4 @@
-"""Messages on their way from a queue to its dead-letter exchange: rejected, expired, or beyond a limit.
+"""Messages on their way from a queue to its dead-letter exchange, or to a retry: rejected, expired, or beyond a limit.
 
 They are moved in order, a few per event-loop iteration. A message that cannot be moved stays in flight and is retried.
 """
@@ -77,8 +77,7 @@ class DeadLetterOutbox:
             self._unmoved.setdefault(view, RangeSet()).add(offset, offset + 1)
 
     def _move(self, view: View, offset: int, message: Message, reason: str) -> None:
-        self._vhost.dead_letters.move(self._origin, view, offset, message, reason)
-        self.moved += 1
+        self.moved += self._vhost.dead_letters.move(self._origin, view, offset, message, reason)
 
     def _retry_unmoved(self) -> None:
         unmoved, self._unmoved = self._unmoved, {}

@@ -7,9 +7,10 @@ never in neither. The copy's headers (x-death) tell where and why it died.
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from headrace.broker.queues.delays import Delays, Publishable
+from headrace.broker.queues.delays import Delays
 from headrace.broker.queues.flush import FlushCoordinator
 from headrace.broker.queues.queue_arguments import QueueArguments
+from headrace.broker.queues.retries import COUNT_HEADER, Retries, RetryingQueue
 from headrace.broker.queues.view import View
 from headrace.broker.routing.exchanges import Exchange
 from headrace.broker.routing.router import Routing
@@ -73,7 +74,7 @@ class DeadLettering:
     def __init__(
         self,
         routing: Routing[Any],
-        queues: Mapping[str, Publishable],
+        queues: Mapping[str, RetryingQueue],
         delays: Delays[Any],
         flushes: FlushCoordinator,
         clock: Clock,
@@ -81,12 +82,16 @@ class DeadLettering:
         self._routing = routing
         self._queues = queues
         self._delays = delays
+        self.retries = Retries(queues, delays, flushes, clock)
         self._flushes = flushes
         self._clock = clock
 
-    def move(self, queue: Origin, view: View, offset: int, message: Message, reason: str) -> None:
-        """Settle the message and publish a copy to the queue's dead-letter exchange, if it has one. Raises NoPlace if
-        the copy must not be lost and no queue accepts it."""
+    def move(self, queue: Origin, view: View, offset: int, message: Message, reason: str) -> bool:
+        """Settle the message and publish a copy to the queue's dead-letter exchange, if it has one. False if it has
+        none, or if the queue retries the message instead. Raises NoPlace if the copy must not be lost and no queue
+        accepts it."""
+        if reason == REJECTED and self.retries.keep(queue.name, queue.policy, view, offset, message):
+            return False
         if queue.policy.keeps_dead_letters and not self._has_place(queue, message, reason):
             raise NoPlace
         self._flushes.begin_atomic()
@@ -95,6 +100,7 @@ class DeadLettering:
             view.settle(offset, offset + 1)
         finally:
             self._flushes.end_atomic()
+        return queue.policy.dead_letter_exchange is not None
 
     def publish_copy(self, queue: Origin, message: Message, reason: str, now_ms: int) -> int:
         """The number of queues and delaying exchanges that received the copy."""
@@ -174,7 +180,7 @@ class DeadLettering:
             "x-last-death-reason": reason,
             "x-last-death-exchange": message.exchange,
         }
-        removed = ("x-delivery-count", "BCC")
+        removed = ("x-delivery-count", "BCC", *((COUNT_HEADER,) if message.retries else ()))
         try:
             properties = edit(message.properties, {"expiration": None}, headers=added, headers_removed=removed)
         except InvalidInput:  # its properties cannot be decoded or encoded again: drop them

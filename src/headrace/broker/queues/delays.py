@@ -1,4 +1,5 @@
-"""Delayed messages (x-delayed-message): kept in a log of their exchange until they are due.
+"""Delayed messages: kept in a log until they are due. Each x-delayed-message exchange has a log, and the retries of
+the queues of a vhost (retries.py) have another.
 
 An in-memory index of (due, offset), 16 bytes for each message, is rebuilt from the log when the broker starts. When a
 message is due, its publishes and the settle of the delayed copy are one atomic group.
@@ -24,7 +25,12 @@ from headrace.broker.types.message import Message, cc_keys, from_record, to_byte
 from headrace.clock import Clock
 from headrace.errors import HeadraceError
 from headrace.record import codec
-from headrace.record.layout import AMQP_CLIENT_DEATHS_HEADER, AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
+from headrace.record.layout import (
+    AMQP_CLIENT_DEATHS_HEADER,
+    AMQP_EXCHANGE_HEADER,
+    AMQP_PROPERTIES_HEADER,
+    AMQP_RETRIES_HEADER,
+)
 from headrace.record.types import Record
 
 logger = logging.getLogger("headrace.broker")
@@ -37,6 +43,7 @@ DELAY_MAX_MS = 2**40
 READ_BYTES = 256 * 1024
 TIMER_MAX_S = 60.0  # the clock may be set, or the machine suspended: messages are late by at most this
 RETRY_MS = 60_000  # for messages that cannot be read
+FULL_RETRY_MS = 1000  # for messages that must not be lost and whose queue is full
 
 
 class Publishable(Protocol):
@@ -48,6 +55,10 @@ class Publishable(Protocol):
     def publish(self, message: Message, timestamp_ms: int) -> bool: ...
 
     def refuses(self, size: int) -> bool: ...
+
+
+class QueueFull(Exception):
+    """A message is due, must not be lost, and its queue refuses it."""
 
 
 class DelayStore(Protocol):
@@ -71,21 +82,23 @@ class DelayStore(Protocol):
 
 
 Q = TypeVar("Q", bound=Publishable)
+# Publishes a message that is due: the message, its headers, the keys it was added with, and the time.
+PublishDue = Callable[[Message, dict[str, Any], Sequence[str], int], None]
 
 
-class DelayLog(Generic[Q]):
-    """The delayed messages of one exchange."""
+class DelayLog:
+    """The delayed messages of one owner: an exchange, or the queues of a vhost whose messages wait for a retry."""
 
     def __init__(
         self,
-        exchange: Exchange,
+        owner: str,
         open_view: Callable[[ViewEvents], View],
-        route: Callable[[Exchange, Message, int, Sequence[str]], Routed[Q]],
+        publish: PublishDue,
         flushes: FlushCoordinator,
         clock: Clock,
     ) -> None:
-        self._exchange = exchange
-        self._route = route
+        self.owner = owner  # in words
+        self._publish = publish
         self._flushes = flushes
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -105,6 +118,7 @@ class DelayLog(Generic[Q]):
         return len(self._index) + len(self._due)
 
     def add(self, message: Message, due_ms: int, now_ms: int, keys: Sequence[str]) -> None:
+        """`keys`: the message's routing key, and what else its publishing needs."""
         writer = self.view.open_batch().writer
         further = msgspec.msgpack.encode([to_bytes(key) for key in keys[1:]])
         headers = (*message.record_headers(), (DUE_HEADER, due_ms.to_bytes(8, "big")), (KEYS_HEADER, further))
@@ -132,8 +146,8 @@ class DelayLog(Generic[Q]):
                 cold.then(self._index_more)
                 return
             except HeadraceError as error:  # must not fail the start of the broker, or other exchanges
-                text = "delayed messages of exchange %r cannot be read from offset %d on: %s"
-                logger.error(text, self._exchange.name, gap[0], error)
+                text = "delayed messages of %s cannot be read from offset %d on: %s"
+                logger.error(text, self.owner, gap[0], error)
                 self._indexing = True
                 self._loop.call_later(RETRY_MS / 1000, self._index_more)
                 self._arm()
@@ -180,9 +194,11 @@ class DelayLog(Generic[Q]):
                 cold.then(self._loaded)
                 return
             except HeadraceError as error:  # the other messages are due too
-                text = "delayed message %d of exchange %r is due and cannot be published: %s"
-                logger.error(text, offset, self._exchange.name, error)
+                text = "delayed message %d of %s is due and cannot be published: %s"
+                logger.error(text, offset, self.owner, error)
                 self._index.add(now_ms + RETRY_MS, offset)
+            except QueueFull:
+                self._index.add(now_ms + FULL_RETRY_MS, offset)
             self._due.popleft()
         self._arm()
 
@@ -214,9 +230,7 @@ class DelayLog(Generic[Q]):
                 message = _message_of(record)
                 headers = message.headers()
                 keys = [message.routing_key, *_keys_of(record, headers)]
-                message = _waited(message, headers)
-                for queue in self._route(self._exchange, message, now_ms, keys).queues:
-                    queue.publish(message, now_ms)
+                self._publish(message, headers, keys, now_ms)
             self.view.settle(offset, offset + 1)
         finally:
             self._flushes.end_atomic()
@@ -230,7 +244,8 @@ class DelayLog(Generic[Q]):
 
 
 class Delays(Generic[Q]):
-    """The delay logs of one vhost, by exchange."""
+    """The delay logs of one vhost, by the name of their exchange. The log of retries has a name that no exchange can
+    have."""
 
     def __init__(
         self, vhost: str, store: DelayStore, routing: Routing[Q], queues: Mapping[str, Q], clock: Clock
@@ -240,7 +255,7 @@ class Delays(Generic[Q]):
         self._routing = routing
         self._queues = queues
         self._clock = clock
-        self._logs: dict[str, DelayLog[Q]] = {}
+        self._logs: dict[str, DelayLog] = {}
 
     def check(self, exchange: Exchange) -> None:
         """Raises what `prepare` would: the name of the stream is longer than that of the exchange."""
@@ -251,22 +266,57 @@ class Delays(Generic[Q]):
         """Create the log of a new exchange, before messages can be published to it."""
         if exchange.name in self._logs:
             return
+        owner, publish = self._owner_of(exchange)
         if exchange.durable:
-            await self._store.create_delay_stream(self._vhost, STREAM_PREFIX + exchange.name)
-            self._open(exchange)
+            await self.create_log(exchange.name, owner, publish)
         else:
-            self._add(exchange, self._store.open_memory_view)
+            self.open_memory_log(exchange.name, owner, publish)
 
     def load(self, exchange: Exchange) -> None:
         """Open the log of a durable exchange when the broker starts."""
-        if self._store.has_delay_stream(self._vhost, STREAM_PREFIX + exchange.name):
-            self._open(exchange)
+        self.load_log(exchange.name, *self._owner_of(exchange))
 
-    def _open(self, exchange: Exchange) -> None:
-        self._add(exchange, partial(self._store.open_delay_view, self._vhost, STREAM_PREFIX + exchange.name))
+    def _owner_of(self, exchange: Exchange) -> tuple[str, PublishDue]:
+        return f"exchange {exchange.name!r}", partial(self._publish_to, exchange)
 
-    def _add(self, exchange: Exchange, open_view: Callable[[ViewEvents], View]) -> None:
-        self._logs[exchange.name] = DelayLog(exchange, open_view, self.route, self._store.flushes, self._clock)
+    def _publish_to(
+        self, exchange: Exchange, message: Message, headers: dict[str, Any], keys: Sequence[str], now_ms: int
+    ) -> None:
+        message = _waited(message, headers)
+        for queue in self.route(exchange, message, now_ms, keys).queues:
+            queue.publish(message, now_ms)
+
+    # Logs.
+
+    def log(self, name: str) -> DelayLog | None:
+        return self._logs.get(name)
+
+    async def create_log(self, name: str, owner: str, publish: PublishDue) -> None:
+        """Open a durable log, and create it if there is none."""
+        await self._store.create_delay_stream(self._vhost, STREAM_PREFIX + name)
+        self.load_log(name, owner, publish)
+
+    def load_log(self, name: str, owner: str, publish: PublishDue) -> None:
+        """Open a durable log if there is one."""
+        stream = STREAM_PREFIX + name
+        if self._store.has_delay_stream(self._vhost, stream):
+            self._open(name, owner, partial(self._store.open_delay_view, self._vhost, stream), publish)
+
+    def open_memory_log(self, name: str, owner: str, publish: PublishDue) -> DelayLog:
+        return self._open(name, owner, self._store.open_memory_view, publish)
+
+    def _open(self, name: str, owner: str, open_view: Callable[[ViewEvents], View], publish: PublishDue) -> DelayLog:
+        found = self._logs[name] = DelayLog(owner, open_view, publish, self._store.flushes, self._clock)
+        return found
+
+    async def remove_log(self, name: str) -> None:
+        log = self._logs.pop(name, None)
+        if log is not None:
+            log.close()
+            if log.view.durable:
+                await self._store.remove_delay_stream(self._vhost, STREAM_PREFIX + name, log.view)
+
+    # Messages.
 
     def route(
         self,
@@ -286,17 +336,13 @@ class Delays(Generic[Q]):
         return routed
 
     async def forget(self, exchange: Exchange) -> None:
-        log = self._logs.pop(exchange.name, None)
-        if log is not None:
-            log.close()
-            if exchange.durable:
-                await self._store.remove_delay_stream(self._vhost, STREAM_PREFIX + exchange.name, log.view)
+        await self.remove_log(exchange.name)
 
-    def exchange_of(self, stream: str) -> str | None:
-        """The exchange whose delayed messages are in the stream of this name."""
+    def owner_of(self, stream: str) -> str | None:
+        """Whose delayed messages are in the stream of this name."""
         name = stream.removeprefix(STREAM_PREFIX)
         found = self._logs.get(name) if name != stream else None
-        return name if found is not None and found.view.durable else None
+        return found.owner if found is not None and found.view.durable else None
 
     def waiting(self, exchange: str) -> int:
         found = self._logs.get(exchange)
@@ -335,6 +381,6 @@ def _keys_of(record: Record, headers: dict[str, Any]) -> list[str]:
 
 
 def _message_of(record: Record) -> Message:
-    names = (AMQP_PROPERTIES_HEADER, AMQP_EXCHANGE_HEADER, AMQP_CLIENT_DEATHS_HEADER)
+    names = (AMQP_PROPERTIES_HEADER, AMQP_EXCHANGE_HEADER, AMQP_CLIENT_DEATHS_HEADER, AMQP_RETRIES_HEADER)
     kept = tuple(pair for pair in record.headers if pair[0] in names)
     return from_record(Record(record.offset, record.timestamp, record.key, record.value, kept))

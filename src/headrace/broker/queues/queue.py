@@ -187,10 +187,10 @@ class Queue:
             self.limits.returned()
 
     def reject(self, view: View, offset: int, reason: str = "rejected") -> None:
-        """Dead-letter a message in flight, or drop it if the queue has no dead-letter exchange."""
+        """Retry or dead-letter a message in flight; drop it if the queue does neither."""
         if self.is_deleted or offset < view.log.start_offset:
             return
-        if self.policy.dead_letter_exchange is None:
+        if self.policy.dead_letter_exchange is None and not self.policy.retry_limit:
             view.settle(offset, offset + 1)
             return
         self.outbox.reject(view, offset, reason)

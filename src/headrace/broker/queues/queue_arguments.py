@@ -11,11 +11,13 @@ from headrace.errors import ArgumentMismatch
 CLASSIC, QUORUM, STREAM = "classic", "quorum", "stream"
 DROP_HEAD, REJECT, REJECT_DLX = "drop-head", "reject-publish", "reject-publish-dlx"
 AT_MOST_ONCE, AT_LEAST_ONCE = "at-most-once", "at-least-once"
+FIXED, EXPONENTIAL = "fixed", "exponential"
 PRIORITY_MAX = 255
 DELIVERY_LIMIT_QUORUM = 20  # RabbitMQ 4's default
 LEADER_LOCATORS = ("client-local", "balanced", "random", "least-leaders")  # accepted as by RabbitMQ, without effect
 TTL_MAX = 2**53  # milliseconds; beyond this, dates cannot be represented
 BOUND_MAX = 2**63 - 1  # the largest AMQP integer: clients send it for "no limit"
+DOUBLINGS_MAX = 40  # one millisecond, doubled this often, is longer than any delay
 STREAM_OFFSETS = ("first", "last", "next")
 
 
@@ -33,6 +35,10 @@ class QueueArguments(msgspec.Struct, frozen=True, kw_only=True):
     single_active: bool = False
     delivery_limit: int | None = None  # -1: none, even if the queue type has a default
     consumer_timeout_ms: int | None = None
+    retry_limit: int | None = None
+    retry_delay_ms: int | None = None
+    retry_backoff: str | None = None
+    retry_delay_max_ms: int | None = None
     retain_ms: int | None = None
     retain_bytes: int | None = None
     max_age_ms: int | None = None
@@ -43,6 +49,13 @@ class QueueArguments(msgspec.Struct, frozen=True, kw_only=True):
         if self.delivery_limit is None:
             return DELIVERY_LIMIT_QUORUM if self.kind == QUORUM else None
         return self.delivery_limit if self.delivery_limit >= 0 else None
+
+    def retry_delay(self, attempt: int) -> int:
+        """The milliseconds before the given retry of a message, counted from 1."""
+        delay = self.retry_delay_ms or 0
+        if self.retry_backoff == EXPONENTIAL:
+            delay <<= min(attempt - 1, DOUBLINGS_MAX)
+        return min(delay, TTL_MS_MAX if self.retry_delay_max_ms is None else self.retry_delay_max_ms)
 
     @property
     def counts_deliveries(self) -> bool:
@@ -139,6 +152,10 @@ CHECKS: dict[str, tuple[str | None, Callable[[Any], str | None]]] = {
     "x-single-active-consumer": ("single_active", _flag),
     "x-delivery-limit": ("delivery_limit", _at_least(-1)),
     "x-consumer-timeout": ("consumer_timeout_ms", _at_least(1)),
+    "x-retry-limit": ("retry_limit", _at_least(0)),
+    "x-retry-delay": ("retry_delay_ms", _at_least(0, TTL_MS_MAX)),
+    "x-retry-backoff": ("retry_backoff", _one_of(FIXED, EXPONENTIAL)),
+    "x-retry-delay-max": ("retry_delay_max_ms", _at_least(0, TTL_MS_MAX)),
     "x-queue-mode": (None, _one_of("default", "lazy")),
     "x-queue-version": (None, _at_least(1, 2)),
     "x-queue-leader-locator": (None, _leader_locator),
@@ -167,6 +184,7 @@ _CLASSIC_ONLY = ("x-max-priority", "x-queue-mode", "x-queue-version", "x-queue-m
 _NO_STREAM = (
     *("x-message-ttl", "x-expires", "x-dead-letter-exchange", "x-dead-letter-routing-key", "x-overflow"),
     *("x-max-length", "x-single-active-consumer"),
+    *("x-retry-limit", "x-retry-delay", "x-retry-backoff", "x-retry-delay-max"),
 )
 REFUSED: dict[str, tuple[str, ...]] = {
     CLASSIC: _QUORUM_ONLY + _STREAM_ONLY,

@@ -8,13 +8,19 @@ from typing import Any
 from headrace.errors import CorruptProperties, InvalidInput
 from headrace.record.amqp.properties import Table, decode_properties, edit, encode_properties, property_of
 from headrace.record.amqp.trace_headers import traces_of
-from headrace.record.layout import AMQP_CLIENT_DEATHS_HEADER, AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
+from headrace.record.layout import (
+    AMQP_CLIENT_DEATHS_HEADER,
+    AMQP_EXCHANGE_HEADER,
+    AMQP_PROPERTIES_HEADER,
+    AMQP_RETRIES_HEADER,
+)
 from headrace.record.types import Record
 
 NO_PROPERTIES = b"\x00\x00"
 TTL_MS_MAX = 315_360_000_000  # ten years: RabbitMQ's limit for clients
 DIGITS_MAX = 255  # the property is a short string
 KEY_BYTES_MAX = 255
+RETRIES_MAX = 2**62 - 1
 _NUMBER = re.compile(r"[+-]?[0-9]+")
 HASHED = ("message_id", "correlation_id", "timestamp")
 
@@ -63,6 +69,7 @@ class Message:
     # or one such message would keep its queue from dropping messages.
     is_stored: bool = False
     claims_deaths: bool = False  # its header x-death is the publisher's, not the broker's
+    retries: int = 0  # how often the retry policy of its queue has returned it
 
     def decoded(self) -> Table:
         return decode_properties(self.properties)
@@ -138,7 +145,8 @@ class Message:
     def record_headers(self) -> tuple[tuple[str, bytes], ...]:
         ours = (AMQP_PROPERTIES_HEADER, self.properties), (AMQP_EXCHANGE_HEADER, to_bytes(self.exchange))
         claim = ((AMQP_CLIENT_DEATHS_HEADER, b""),) if self.claims_deaths else ()
-        return *ours, *traces_of(self.properties), *claim
+        retries = ((AMQP_RETRIES_HEADER, self.retries.to_bytes(8, "big")),) if self.retries else ()
+        return *ours, *traces_of(self.properties), *retries, *claim
 
     @property
     def key(self) -> bytes:
@@ -161,9 +169,8 @@ def properties_of(record: Record) -> bytes | None:
 
 def from_record(record: Record) -> Message:
     """The message of a record. The headers of a record from another listener become AMQP headers."""
-    if record.headers and record.headers[-1][0] == AMQP_CLIENT_DEATHS_HEADER:
-        rest = Record(record.offset, record.timestamp, record.key, record.value, record.headers[:-1])
-        return replace(from_record(rest), claims_deaths=True)
+    if record.headers and record.headers[-1][0] in (AMQP_CLIENT_DEATHS_HEADER, AMQP_RETRIES_HEADER):
+        return _annotated(record)
     properties = properties_of(record)
     if properties is None:
         return _foreign(record, record.headers)
@@ -175,6 +182,21 @@ def from_record(record: Record) -> Message:
         record.timestamp,
         is_stored=True,
     )
+
+
+def _annotated(record: Record) -> Message:
+    """A message with the broker's own headers behind those of all messages. Other listeners can append such headers,
+    too, with any content."""
+    headers = list(record.headers)
+    claims_deaths, retries = False, 0
+    while headers and headers[-1][0] in (AMQP_CLIENT_DEATHS_HEADER, AMQP_RETRIES_HEADER):
+        name, value = headers.pop()
+        if name == AMQP_CLIENT_DEATHS_HEADER:
+            claims_deaths = True
+        else:
+            retries = int.from_bytes((value or b"")[:8], "big") & RETRIES_MAX
+    rest = Record(record.offset, record.timestamp, record.key, record.value, tuple(headers))
+    return replace(from_record(rest), claims_deaths=claims_deaths, retries=retries)
 
 
 def _foreign(record: Record, headers: Iterable[tuple[str, bytes | None]]) -> Message:

@@ -17,6 +17,7 @@ import msgspec
 from headrace.broker.access.regex import compile_pattern
 from headrace.broker.catalog.catalog import Catalog, shaped
 from headrace.broker.cooperative import YieldEvery, uncancellable
+from headrace.broker.queues.dead_lettering import DeadLettering
 from headrace.broker.queues.queue import Queue
 from headrace.broker.queues.queue_arguments import CLASSIC, QUORUM, STREAM, QueueArguments, parse_arguments
 from headrace.broker.routing.exchanges import Exchange
@@ -43,6 +44,10 @@ QUEUE_KEYS: dict[str, str | None] = {
     "dead-letter-strategy": "x-dead-letter-strategy",
     "delivery-limit": "x-delivery-limit",
     "consumer-timeout": "x-consumer-timeout",
+    "retry-limit": "x-retry-limit",
+    "retry-delay": "x-retry-delay",
+    "retry-backoff": "x-retry-backoff",
+    "retry-delay-max": "x-retry-delay-max",
     "max-age": "x-max-age",
     "retain-ms": "x-retain-ms",
     "retain-bytes": "x-retain-bytes",
@@ -64,6 +69,7 @@ EXCHANGE_KEYS = ("alternate-exchange",)
 TIGHTEST = ("ttl_ms", "expires_ms", "length_max", "bytes_max", "delivery_limit", "max_age_ms", "consumer_timeout_ms")
 LOOSE = (
     "overflow", "dead_letter_exchange", "dead_letter_key", "dead_letter_strategy", "retain_ms", "retain_bytes",
+    "retry_limit", "retry_delay_ms", "retry_backoff", "retry_delay_max_ms",
 )  # fmt: skip
 OPERATOR_KEYS = (
     "message-ttl",
@@ -190,6 +196,8 @@ class PolicyHost(Protocol):
     def queues(self) -> Mapping[str, Queue]: ...
     @property
     def routing(self) -> Routing[Queue]: ...
+    @property
+    def dead_letters(self) -> DeadLettering: ...
 
 
 class Policies:
@@ -258,6 +266,10 @@ class Policies:
         document = msgspec.to_builtins(policy)
         del document["vhost"], document["name"]
         async with self._changing:
+            if limits(policy.definition).retry_limit:
+                for host in self._hosts():
+                    if host.name == policy.vhost:
+                        await host.dead_letters.retries.prepare()
             identity = (policy.vhost, policy.name)
             await self._in_thread(lambda: self._catalog.put(kind, identity, document))
             known[identity] = policy

@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import count
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -45,6 +46,7 @@ QUEUES = "queues"
 BINDINGS_TABLE = "bindings"
 FORGOTTEN_AT_ONCE = 1000  # a journal entry has a maximum size
 T = TypeVar("T")
+_memory_views = count()
 
 
 class _ExchangeDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,7 +205,8 @@ class QueueStore:
         )
 
     def open_memory_view(self, events: ViewEvents, level: int = 0) -> View:
-        return View(MemoryLog(self._spill), self.flushes, events, durable=False, level=level)
+        key = b"memory-%d" % next(_memory_views)  # not in the state table: tells queues of the same name apart
+        return View(MemoryLog(self._spill), self.flushes, events, key=key, durable=False, level=level)
 
     async def _start_at_end(self, stream: Stream) -> None:
         """A queue declared on a topic receives only messages published from now on."""
@@ -440,7 +443,7 @@ class QueueStore:
         self._documents[vhost, name] = content
         host = vhost_of(vhost)
         arguments = loaded(document.arguments)
-        policy = parse_arguments(f"queue '{name}'", arguments)
+        policy = _stored_policy(name, arguments)
         host.queues[name] = self._make(host.services, name, policy, stream, document.auto_delete, arguments)
 
 
@@ -453,6 +456,16 @@ def _mark(catalog: Catalog, identity: Identity, document: dict[str, Any]) -> Non
 
 def _key(log_id: int) -> bytes:
     return log_id.to_bytes(8, "big")
+
+
+def _stored_policy(name: str, arguments: dict[str, Any]) -> QueueArguments:
+    where = f"queue '{name}'"
+    try:
+        return parse_arguments(where, arguments)
+    except ArgumentMismatch:
+        # Earlier versions stored these without checking them.
+        known = {key: value for key, value in arguments.items() if not key.startswith("x-retry-")}
+        return parse_arguments(where, known)
 
 
 def _settings(policy: QueueArguments) -> dict[str, object]:

@@ -199,6 +199,8 @@ class VirtualHost:
             self._check_room(name)
             if not declared.is_stored:  # a durable queue of that name could not be stored
                 return self._add_queue(self.store.make_memory_queue(self.services, name, policy, declared, owner))
+            if policy.retry_limit:
+                await self.dead_letters.retries.prepare()
             topic = self.queues.get(name)
             self._storing.add(name)
             try:

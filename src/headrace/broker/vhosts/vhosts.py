@@ -83,6 +83,8 @@ class VirtualHosts:
             host = self._vhost_of(stored.identity[0])
             host.metadata, host.limits = convert(document, VhostMetadata), stored.limits
         self.store.load(self._vhost_of, self._hosts)
+        for host in self:
+            host.dead_letters.retries.load()
         streams.before_delete(self._check_deletion)
         streams.before_growth(self._check_growth)
         streams.on_delete(self._stream_deleted)
@@ -104,10 +106,12 @@ class VirtualHosts:
                 host = self._hosts.get(stream.vhost)
                 if stream.kind == "queue" and host is not None and stream.name not in host.queues:
                     is_delay = stream.name.startswith(STREAM_PREFIX)
-                    is_used = is_delay and host.delays.exchange_of(stream.name) is not None
+                    is_used = is_delay and host.delays.owner_of(stream.name) is not None
                     if not is_used and (is_delay or not any(part.end_offset for part in stream.partitions)):
                         await self.store.streams.delete(stream.name, stream.vhost, only=stream)
             await self.store.forget_gone()
+            for host in self:
+                await host.dead_letters.retries.prepare_if_used()
         except HeadraceError as error:  # not a reason to fail: the next start tries again
             logger.error("the remains of deleted queues cannot be removed: %s", error)
 
@@ -143,9 +147,9 @@ class VirtualHosts:
 
     def _check_deletion(self, stream: Stream) -> None:
         host = self._hosts.get(stream.vhost)
-        exchange = host.delays.exchange_of(stream.name) if host is not None else None
-        if exchange is not None:
-            raise Conflict(f"{stream.name!r} holds the delayed messages of exchange {exchange!r}: delete that")
+        owner = host.delays.owner_of(stream.name) if host is not None else None
+        if owner is not None:
+            raise Conflict(f"{stream.name!r} holds the delayed messages of {owner}: delete that")
 
     def _check_growth(self, stream: Stream) -> None:
         """A queue would never read messages in an additional partition."""
@@ -227,6 +231,7 @@ class VirtualHosts:
         for exchange in list(host.routing.exchanges):
             if exchange not in PREDECLARED:  # otherwise its document would bring the vhost back at the next start
                 await host.delete_exchange(exchange)
+        await host.dead_letters.retries.remove()
         await self._users.vhost_removed(name)
         await self._policies.vhost_removed(name)
         await self._in_thread(lambda: self._catalog.remove(CATALOG_KIND, (name,)))

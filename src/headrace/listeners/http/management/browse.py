@@ -22,7 +22,12 @@ from headrace.listeners.http.management.streams import Row, partition_of, row_of
 from headrace.listeners.http.server.context import HttpContext, in_chunks, pieces_response
 from headrace.listeners.http.server.event_stream import EventStreamResponse
 from headrace.listeners.http.server.requests import whole_number
-from headrace.record.layout import AMQP_CLIENT_DEATHS_HEADER, AMQP_EXCHANGE_HEADER, AMQP_PROPERTIES_HEADER
+from headrace.record.layout import (
+    AMQP_CLIENT_DEATHS_HEADER,
+    AMQP_EXCHANGE_HEADER,
+    AMQP_PROPERTIES_HEADER,
+    AMQP_RETRIES_HEADER,
+)
 from headrace.record.types import Record
 from headrace.wire.http import events
 from headrace.wire.http.bodies import JSON
@@ -33,7 +38,7 @@ VALUE_BYTES_MAX = 64 * 1024  # of one message; GET /topics returns the whole val
 TAIL_INTERVAL_S = 0.25
 TAIL_MESSAGES = 100  # in one interval, more than a person can read; the rest is only counted
 HEARTBEAT_S = 15.0
-HEADRACE_HEADERS = (AMQP_PROPERTIES_HEADER, AMQP_EXCHANGE_HEADER, AMQP_CLIENT_DEATHS_HEADER)
+HEADRACE_HEADERS = (AMQP_PROPERTIES_HEADER, AMQP_EXCHANGE_HEADER, AMQP_CLIENT_DEATHS_HEADER, AMQP_RETRIES_HEADER)
 
 
 def text_or_base64(data: bytes | None) -> JsonObject | None:

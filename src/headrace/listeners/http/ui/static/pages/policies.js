@@ -58,6 +58,6 @@ function Editor({ kind, policy, onClose, onDone }) {
     <${Field} label="Pattern" hint="regular expression, matches anywhere in the name"><input required value=${pattern} onInput=${(e) => setPattern(e.target.value)} placeholder="^orders\\." /><//>
     <${Field} label="Applies to"><select value=${apply} onChange=${(e) => setApply(e.target.value)}>${["queues", "classic_queues", "quorum_queues", "streams", "exchanges", "all"].map((one) => html`<option>${one}</option>`)}</select><//>
     <${Field} label="Priority"><input type="number" value=${priority} onInput=${(e) => setPriority(e.target.value)} /><//>
-    <${Field} label="Definition" hint="message-ttl, max-length, max-length-bytes, overflow, dead-letter-exchange, dead-letter-routing-key, expires, max-age, retain-ms …"><textarea rows="5" value=${definition} onInput=${(e) => setDefinition(e.target.value)}></textarea><//>
+    <${Field} label="Definition" hint="message-ttl, max-length, max-length-bytes, overflow, dead-letter-exchange, dead-letter-routing-key, expires, retry-limit, retry-delay, retry-backoff, max-age, retain-ms …"><textarea rows="5" value=${definition} onInput=${(e) => setDefinition(e.target.value)}></textarea><//>
   <//>`;
 }
