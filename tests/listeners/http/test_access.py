@@ -24,6 +24,7 @@ from tests.listeners.http.test_gate import PASSWORD, scope_of
 OPEN_ROUTES = {"/health", "/health/live", "/health/ready", "/metrics"}
 NAMES = {
     "{topic}": "orders",
+    "{queue}": "orders",
     "{partition}": "0",
     "{segment}": "0",
     "{cursor}": "c",
@@ -78,7 +79,8 @@ def test_authentication_is_off_while_guest_is_the_only_user(tmp_path: Path) -> N
     live = Live(tmp_path)
     try:
         passed_on = {"x-forwarded-for": "203.0.113.7"}
-        assert live.get("/topics", headers=passed_on).status_code == 200
+        assert live.get("/topics").status_code == 200
+        assert live.get("/topics", headers=passed_on).status_code == 403, "protected mode"
         assert live.get("/topics", auth=("nobody", "x")).status_code == 200, (
             "without authentication, credentials are not checked"
         )
@@ -137,7 +139,12 @@ NEEDED: dict[tuple[str, str], tuple[str, Any]] = {
     ("DELETE", "/topics/{topic}"): ("maker", None),
     ("POST", "/topics/{topic}/messages"): ("writer", {"value": "x"}),
     ("GET", "/topics/{topic}/messages"): ("reader", None),
+    ("GET", "/topics/{topic}/keys"): ("reader", None),
     ("GET", "/topics/{topic}/keys/{key}"): ("reader", None),
+    ("POST", "/queues/{queue}/receive"): ("reader", {}),
+    ("POST", "/queues/{queue}/ack"): ("reader", {"receipts": ["x"]}),
+    ("POST", "/queues/{queue}/nack"): ("reader", {"receipts": ["x"]}),
+    ("POST", "/queues/{queue}/extend"): ("reader", {"receipts": ["x"], "visibility_timeout_ms": 1}),
     ("GET", "/topics/{topic}/stream"): ("reader", None),
     ("GET", "/topics/{topic}/log"): ("reader", None),
     ("GET", "/topics/{topic}/partitions/{partition}/batches"): ("reader", None),
