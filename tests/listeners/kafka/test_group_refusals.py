@@ -150,7 +150,7 @@ async def test_offsets_are_deleted_only_of_existing_unsubscribed_partitions(
 
 
 async def test_the_session_timeout_is_checked_before_the_kind_of_the_group(world: World, client: Client) -> None:
-    """A share group answered INCONSISTENT_GROUP_PROTOCOL, whatever the session timeout."""
+    """A share group answered INCONSISTENT_GROUP_PROTOCOL for every session timeout."""
     shared = {"group_id": "shared", "member_id": "m", "member_epoch": 0, "subscribed_topic_names": ["t"]}
     assert (await client.call(Api.SHARE_GROUP_HEARTBEAT, 1, **shared)).error_code == 0
     for session_timeout, code in ((1, Code.INVALID_SESSION_TIMEOUT), (10_000, Code.INCONSISTENT_GROUP_PROTOCOL)):

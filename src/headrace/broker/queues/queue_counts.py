@@ -21,7 +21,7 @@ class QueueCounts:
 
     @property
     def deliver_get(self) -> int:
-        """Everything delivered, by whatever method."""
+        """All deliveries: to consumers and by basic.get, with and without acknowledgement."""
         return self.deliver + self.deliver_no_ack + self.get + self.get_no_ack
 
     def add(self, other: "QueueCounts") -> None:

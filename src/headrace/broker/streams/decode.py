@@ -1,4 +1,4 @@
-"""Decodes stored batches into records: small ones at once, large ones in a thread, whatever they decompress to.
+"""Decodes stored batches into records: small ones at once, and those that decompress to much in a thread.
 
 A few kilobytes may decompress to many megabytes, and a record may be that large. There is one thread, so only one large
 batch is decompressed in memory at a time, and a batch that takes more than the broker's limit is not decoded at all.

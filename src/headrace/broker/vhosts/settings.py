@@ -43,7 +43,7 @@ class VhostMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 def parse_metadata(fields: Mapping[str, Any]) -> VhostMetadata:
-    """As in RabbitMQ, missing fields get their defaults, whatever they were before."""
+    """As in RabbitMQ, missing fields get their defaults, not their former values."""
     description, kind = fields.get("description") or "", fields.get("default_queue_type") or CLASSIC
     if not isinstance(description, str) or len(description) > TEXT_CHARACTERS_MAX:
         raise InvalidInput(f"the description of a vhost must be a string of up to {TEXT_CHARACTERS_MAX:,} characters")

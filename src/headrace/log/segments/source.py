@@ -140,7 +140,7 @@ class SegmentSource(ABC):
 
     @abstractmethod
     def hold(self, disk: Disk, segment: StoredSegment, target: str) -> str | None:
-        """Keep the segment readable for a reader in another process, whatever the broker does with it, by links whose
+        """Keep the segment readable for a reader in another process, even if the broker removes it, by links whose
         paths begin with `target`. The path to open; None if that is not possible. FileNotFoundError if it is gone."""
 
     @abstractmethod
